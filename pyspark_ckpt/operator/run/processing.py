@@ -422,9 +422,8 @@ class EpochProcessing:
             if self._step == _READING:
                 raise InputRowsError(
                     f"{self._where}: the library could not read the epoch's rows "
-                    f"({type(exc).__name__}: {exc}), the processor had no part in it; check that "
-                    f"PySpark {pyspark.__version__} supports pandas {pd.__version__} and PyArrow "
-                    f"{pa.__version__}"
+                    f"({type(exc).__name__}: {exc}), the processor had no part in it; "
+                    f"{_advice(exc)}"
                 ) from exc
             raise ProcessorError(
                 f"{self._where}, {_place(self._step, self._key)}: "
@@ -445,6 +444,18 @@ class EpochProcessing:
     def _of_call(self, step: str, key: tuple[Any, ...] | None) -> str:
         lines = definition(self._processor, step, self._sources.lines())
         return f"; by {_place(step, key)}{lines}"
+
+
+def _advice(error: Exception) -> str:
+    if isinstance(error, pd.errors.OutOfBoundsDatetime):
+        return (
+            "pandas has times from 1677 to 2262 only: use a processor of rows or Arrow tables, or "
+            "leave out such rows"
+        )
+    return (
+        f"check that PySpark {pyspark.__version__} supports pandas {pd.__version__} and PyArrow "
+        f"{pa.__version__}"
+    )
 
 
 def _indented(text: str) -> str:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
-from pyspark.errors import StreamingQueryException
+from pyspark.errors import PythonException, StreamingQueryException
 from pyspark.sql import Row, SparkSession
 from pyspark.sql.streaming import StatefulProcessor
 
@@ -55,6 +57,30 @@ class CountInList(StatefulProcessor):
 
     def close(self) -> None:
         pass
+
+
+class CountFrames(StatefulProcessor):
+    """Count rows that come in pandas frames."""
+
+    def init(self, handle: Any) -> None:
+        pass
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[pd.DataFrame]:
+        yield pd.DataFrame({"k": [key[0]], "n": [sum(map(len, rows))]})
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.wide
+def test_times_that_pandas_does_not_have(spark: SparkSession) -> None:
+    late = dt.datetime(9999, 12, 31, 23, 59, 59)  # noqa: DTZ001  # Spark's is without a zone
+    rows = spark.createDataFrame([("a", late)], "k string, t timestamp_ntz")
+    counts = ckpt.key_by(rows, "k").transformWithStateInPandas(
+        CountFrames(), "k string, n long", "Append", "None", uid="count"
+    )
+    with pytest.raises(PythonException, match="from 1677 to 2262 only: use a processor of rows"):
+        counts.collect()
 
 
 @pytest.mark.parametrize(
