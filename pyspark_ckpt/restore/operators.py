@@ -139,6 +139,8 @@ def _planned(
     uid, found = wanted.uid, _Findings(wanted.uid)
     if stored is None:
         why = "nothing is stored under this uid: starts empty"
+        if wanted.initial_state is not None:
+            why += ", without its initialState, which is for a start without a savepoint"
         found.add(WHOLE_OPERATOR, StateOutcome.NEW, why)
         return NewOperator(uid=uid, rows=tuple(found.rows), operator_id=operator_id, wanted=wanted)
     where = f"{terms.path}, operator {uid!r}"

@@ -218,6 +218,12 @@ def test_timers_keep_their_clock(
         assert word in str(caught.value)
 
 
+def test_the_plan_says_that_an_initial_state_is_left_out(source: RestoreSource) -> None:
+    made = plan(source, operator(), operator("added", initial_state="first"), allow=True)
+    (row,) = [row for row in made.states if row.operator == "added"]
+    assert (row.outcome, "without its initialState" in row.why) == ("new", True)
+
+
 def test_no_location_is_seeded_without_the_state_of_a_refused_operator(
     source: RestoreSource, storage: LocalStorage, tmp_path: Path
 ) -> None:
