@@ -43,6 +43,8 @@ _FAILED = re.compile(r"^FAILED (.+?)(?: - .*)?$", re.MULTILINE)
 _LOCAL = "tests/unit/storage/test_local.py"
 _NEWER = "tests/unit/formats/test_newer_formats.py"
 _HOSTILE = "tests/unit/restore/test_hostile_savepoint.py"
+_OTHERS = "tests/query/restoring/test_restart_among_others.py"
+
 MUTATIONS = (
     Mutation(
         "fsync of a file",
@@ -300,6 +302,34 @@ MUTATIONS = (
         "        if not report.is_equal:",
         "        if False:",
         "tests/query/restoring/test_shadow.py::test_a_planted_difference_is_named",
+    ),
+    Mutation(
+        "one stop with a savepoint at a time",
+        "pyspark_ckpt/restarting/stopping.py",
+        "        with self._for_good:",
+        "        if True:",
+        f"{_OTHERS}::test_two_stops_at_once_run_no_epoch_behind_the_savepoint",
+    ),
+    Mutation(
+        "no restart of a query that somebody stopped",
+        "pyspark_ckpt/api/restarts.py",
+        "        if query._query.isActive or not coordinator.stops.may_start_again():",
+        "        if query._query.isActive:",
+        f"{_OTHERS} -k stays_stopped",
+    ),
+    Mutation(
+        "timers of parked keys",
+        "pyspark_ckpt/operator/state/timers.py",
+        "        return next(found, PARKED_TIMERS_MS)",
+        "        return next(found, None)",
+        "tests/query/state/test_quarantine.py::test_timers_of_parked_keys_keep_their_clock",
+    ),
+    Mutation(
+        "marks of a combined state that another program wrote",
+        "pyspark_ckpt/operator/schema/evolution.py",
+        "place.get(field.name, added + 1 if field.name in marks else added)",
+        "place.get(field.name, added)",
+        "tests/unit/operator/schema/test_evolution.py",
     ),
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import nullcontext
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 import pyspark_ckpt as ckpt
 from pyspark_ckpt.api.restarts import Restarts
-from pyspark_ckpt.query.coordinator import CheckpointCoordinator
+from pyspark_ckpt.checkpoint.runner import CheckpointRunner
 from pyspark_ckpt.query.start import QueryStart
 from pyspark_ckpt.restarting import staging
 from pyspark_ckpt.restore.location import exchange
@@ -160,16 +161,20 @@ def test_a_query_that_could_not_be_stopped_for_a_restart_runs_on_and_saves(
 ) -> None:
     """The store is out of reach at the check of the fence."""
 
-    def out_of_reach(_: CheckpointCoordinator) -> None:
-        msg = "connection reset"
-        raise OSError(msg)
+    me, real = threading.get_ident(), CheckpointRunner.check_not_fenced
+
+    def out_of_reach(self: CheckpointRunner) -> None:
+        if threading.get_ident() == me:  # the coordinator's thread has the store all the time
+            msg = "connection reset"
+            raise OSError(msg)
+        real(self)
 
     with session_conf(job.spark, {PARTITIONS: "2"}):
         epoch_of(job)
         query = writer_of(job).start()
         query.processAllAvailable()
         with monkeypatch.context() as patched:
-            patched.setattr(CheckpointCoordinator, "check_not_fenced", out_of_reach)
+            patched.setattr(CheckpointRunner, "check_not_fenced", out_of_reach)
             with pytest.raises(OSError, match="connection reset"):
                 query.rescale(3)
         assert query.isActive

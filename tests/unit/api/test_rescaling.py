@@ -10,6 +10,7 @@ import pytest
 
 from pyspark_ckpt.api import rescaling
 from pyspark_ckpt.restarting.rules import RescaleRules
+from pyspark_ckpt.restarting.turn import Turn
 
 REPORT = {
     "batchId": 1,
@@ -35,6 +36,7 @@ def test_an_error_of_the_users_function_ends_no_rules(monkeypatch: pytest.Monkey
         id="q",
         isActive=True,
         _query=SimpleNamespace(runId="r", recentProgress=[REPORT]),
+        _turn=Turn("q"),
         _restart=restart,
         _coordinator=SimpleNamespace(files=SimpleNamespace(operators=operators)),
     )
