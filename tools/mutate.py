@@ -312,9 +312,9 @@ MUTATIONS = (
     ),
     Mutation(
         "no restart of a query that somebody stopped",
-        "pyspark_ckpt/api/restarts.py",
-        "        if query._query.isActive or not coordinator.stops.may_start_again():",
-        "        if query._query.isActive:",
+        "pyspark_ckpt/query/stopping/stops.py",
+        "        return self._restart.has_begun and not self._restart.is_unwanted",
+        "        return True",
         f"{_OTHERS} -k stays_stopped",
     ),
     Mutation(
