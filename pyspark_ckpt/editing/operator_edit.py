@@ -11,6 +11,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from pyspark_ckpt.clock import now_ms
 from pyspark_ckpt.editing.entries.blocks import BLOCKS_SCHEMA, RANGE, SUBTASK, InBlocks
 from pyspark_ckpt.editing.entries.encoding import (
     ENTRIES_SCHEMA,
@@ -103,6 +104,8 @@ class OperatorEdit:
         The stored states of all subtasks as one list.
     source
         The directory that the stored files' paths start from.
+    watermark_ms
+        The watermark of what is stored.
     put
         The rows that become a state, by the state's id.
     timers
@@ -122,6 +125,7 @@ class OperatorEdit:
     stored: OperatorMetadata | None = None
     unified: UnifiedStates | None = None
     source: str = ""
+    watermark_ms: int = 0
     put: dict[int, DataFrame] = field(default_factory=dict)
     timers: DataFrame | None = None
     raw: DataFrame | None = None
@@ -208,13 +212,27 @@ class OperatorEdit:
         if (put := self.put.get(state_id)) is not None:
             return put
         schema = in_spark(self.columns(state_id))
-        read = ReadState(self.source, self.states[state_id], schema, self.where)
+        read = ReadState(self.source, self._aging(state_id), schema, self.where)
         handles = self._stored_handles()
         if handles and self.movement(state_id) is Movement.COPIED:
             handles = (newest_of(handles),)
         rows = stored_table(spark, handles, read)
         is_keyed = self.movement(state_id) is Movement.WITH_KEY
         return self._without_erased(rows) if is_keyed else rows
+
+    def _aging(self, state_id: int) -> StateDescriptor:
+        """Return a state in which every entry has an age.
+
+        Entries without a time begin to age with the next epoch of their subtask, if that had none
+        since their time to live was switched on. Written anew they have to have a time.
+        """
+        state = self.states[state_id]
+        if state.ttl is None or state.ttl.since_ms is not None:
+            return state
+        since_ms = Times(now_ms(), self.watermark_ms).of(state)
+        return msgspec.structs.replace(
+            state, ttl=msgspec.structs.replace(state.ttl, since_ms=since_ms)
+        )
 
     def timers_table(self, spark: SparkSession) -> DataFrame:
         """Return the timers as they are now, with the changes so far, as a DataFrame."""

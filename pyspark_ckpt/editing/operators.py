@@ -42,6 +42,7 @@ def stored_operator(source: RestoreSource, stored: OperatorMetadata) -> Operator
         stored=stored,
         unified=unified,
         source=source.storage.url,
+        watermark_ms=source.metadata.watermark_ms,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,13 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import Row, SparkSession
+from pyspark.sql.streaming import StatefulProcessor
 
 import pyspark_ckpt as ckpt
 from tests.query.harness import BACKEND, BACKENDS, OFTEN, Feed, Job, await_checkpoint, files_below
 from tests.query.model import events_of, expected_after
+from tests.query.timed import at, timed_feed
 
 STATES = ("count", "recent", "tally")
 EVERYTHING = [event for epoch in range(4) for event in events_of(epoch)]
@@ -145,3 +148,51 @@ def test_mistakes_of_functions_are_named(checkpoint: tuple[Job, str], tmp_path: 
             "op", lambda keys: pa.table({"k": pa.array(["k0"] * len(keys))})
         ).save(str(tmp_path / "e"))
     assert not files_below(tmp_path / "e")
+
+
+class Keeps(StatefulProcessor):
+    """Keep the newest value that is not negative, and emit what is kept."""
+
+    ttl: Any = None
+
+    def init(self, handle: Any) -> None:
+        self.n = handle.getValueState("n", "n long", self.ttl)
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        for row in rows:
+            if row.v >= 0:
+                self.n.update((row.v,))
+        yield Row(k=key[0], n=(self.n.get() or (-1,))[0])
+
+    def close(self) -> None:
+        pass
+
+
+class Forgets(Keeps):
+    ttl = ckpt.StateTtlConfig(20_000, time="event")
+
+
+@pytest.mark.wide
+def test_entries_of_an_idle_subtask_expire_as_without_the_edit(job: Job, tmp_path: Path) -> None:
+    """Its entries have no time yet: time to live was switched on while it had no row."""
+    job = job.but(feed=timed_feed(tmp_path / "timed"), output="k string, n long", uid="op")
+    job = job.but(time_mode="EventTime", watermark="ts", processor=Keeps)
+    keys = [f"k{number}" for number in range(12)]
+    job.feed.add([(key, 1, at(1)) for key in keys], [("k0", 2, at(10))])
+    job.run()
+    job = job.but(processor=Forgets)
+    job.feed.add([("k0", 3, at(12))])
+    with job.running() as query:
+        query.processAllAvailable()
+        saved = query.triggerSavepoint(str(tmp_path / "saved")).path
+    edit = ckpt.edit_state(saved).change("op", "n", lambda table: table)
+    edited = edit.save(str(tmp_path / "edited")).path
+    for seconds in (15, 40, 80, 100, 101):
+        job.feed.add([(key, -1, at(seconds)) for key in keys[1:]])
+    found = []
+    for name, path in (("one", saved), ("other", edited)):
+        fork = job.but(location=name, out=f"out-{name}")
+        fork.run(restore=path)
+        found.append(fork.result())
+    assert found[0] == found[1]
+    assert {("k2", 1), ("k2", -1)} <= set(found[0])
