@@ -71,6 +71,11 @@ def deleted_on_failure(directory: Storage) -> Iterator[None]:
         raise
 
 
+def program_of(writer: CheckpointedStreamWriter) -> Program:
+    """Return the program of a writer; it stays the same object through a rescale in place."""
+    return writer._build or writer._stream
+
+
 def filled_shadow(
     writer: CheckpointedStreamWriter,
     change: Change,
@@ -82,9 +87,8 @@ def filled_shadow(
     spark = writer._stream.sparkSession
     if is_connect(spark):
         raise NotBuiltYetError("shadow is not supported over Spark Connect: use a classic session")
-    own = writer._build or writer._stream
     forks = (
-        _fork("original", Change(own, begin.parallelism, {}), writer, begin),
+        _fork("original", Change(program_of(writer), begin.parallelism, {}), writer, begin),
         _fork("candidate", change, writer, begin),
     )
     keys = _keys(writer, rules)

@@ -14,7 +14,13 @@ from pyspark_ckpt.api.restarts import (
     Restarts,
     parallelism_of_run,
 )
-from pyspark_ckpt.api.shadow_forks import Begin, Change, deleted_on_failure, filled_shadow
+from pyspark_ckpt.api.shadow_forks import (
+    Begin,
+    Change,
+    deleted_on_failure,
+    filled_shadow,
+    program_of,
+)
 from pyspark_ckpt.api.writer import CheckpointedStreamWriter
 from pyspark_ckpt.errors import ConfigurationError
 from pyspark_ckpt.formats.layout import SHADOW
@@ -155,7 +161,7 @@ def shadow(
             change,
             rules,
             Begin(query, followed, made, taken.path, parallelism_of_run(query)),
-            partial(_promoted, query, change),
+            partial(_promoted, query, program_of(writer), change),
         )
         dispose_savepoint(taken.path)
     return begin_shadow(found, files.storage.url)
@@ -166,10 +172,17 @@ def _writer_of(restarts: Restarts) -> CheckpointedStreamWriter:
     return restarts.writer
 
 
-def _promoted(query: CheckpointedQuery, change: Change, directory: str | None) -> Promotion:
-    with query._turn.taken(_REASON):  # a restart before this one may have changed the program
+def _promoted(
+    query: CheckpointedQuery, original: Program, change: Change, directory: str | None
+) -> Promotion:
+    with query._turn.taken(_REASON):
         restarts = query._restarter
         assert isinstance(restarts, Restarts)  # the shadow was begun with it
+        if program_of(_writer_of(restarts)) is not original:
+            raise ConfigurationError(
+                f"query {query.id} was restarted with another program since the shadow began, "
+                "which was compared with the one before: begin another shadow"
+            )
         take_over = _TakeOver(restarts, change.options, directory)
         done = query._restart(change.program, change.parallelism, _REASON, take_over)
     assert take_over.savepoint is not None  # it was taken before the restart

@@ -14,6 +14,7 @@ from typing import Any
 
 from pyspark_ckpt.errors import IncompatibleStateError
 from pyspark_ckpt.formats.handle import StateDescriptor
+from pyspark_ckpt.operator.quarantine.parked_keys import KEYS_STATE, comparable
 from pyspark_ckpt.operator.state.kinds import StateKind, kind_of
 from pyspark_ckpt.restore.source import RestoreSource
 from pyspark_ckpt.shadowing.difference import RowPair, pair_rows, same
@@ -31,6 +32,9 @@ from pyspark_ckpt.snapshot.reader import SnapshotReader
 
 _LISTS = (StateKind.LIST, StateKind.OPERATOR_LIST)
 _RAW = "raw"
+
+SPARKS = "spark_operator_"
+"""How the names of Spark's own operators begin, which have no uid; their ids follow."""
 
 
 class _NoPin:
@@ -84,7 +88,10 @@ def differing_entries(
             skip(f"{compared.place}: only one program has {', '.join(only)}")
         both = [name for name in before if name in after]
         shown = [name for name in both if not rules.ignores(compared.place, name)]
+        is_parked = compared.place.endswith(f".{KEYS_STATE}")
         for pair in _pairs(compared, both, rules.tolerance):
+            if is_parked:
+                pair = _comparable(pair)  # noqa: PLW2901
             if differs := _without_ignored(pair, shown, rules.tolerance):
                 yield compared.place, differs
 
@@ -93,6 +100,12 @@ def _states(
     old: RestoreSource, new: RestoreSource, rules: Rules, skip: Callable[[str], None]
 ) -> Iterator[_Compared]:
     readers = SnapshotReader(old, _NoPin()), SnapshotReader(new, _NoPin())
+    for operator in old.metadata.spark_operators:
+        if not rules.ignores(f"{SPARKS}{operator.operator_id}.*"):
+            skip(
+                f"{SPARKS}{operator.operator_id} ({operator.name}): not compared, because it is an "
+                "operator of Spark's own"
+            )
     for uid, sides in sides_of_operators(*readers):
         if rules.ignores(f"{uid}.*"):
             continue
@@ -208,6 +221,12 @@ def _counting(
 
 def _is_over(expires_at: datetime | None, now_ms: int) -> bool:
     return expires_at is not None and expires_at.timestamp() * 1000 <= now_ms
+
+
+def _comparable(pair: RowPair) -> RowPair:
+    key, *sides = pair
+    old, new = (None if each is None else comparable(each) for each in sides)
+    return key, old, new
 
 
 def _without_ignored(pair: RowPair, shown: list[str], tolerance: float) -> RowPair | None:

@@ -6,7 +6,7 @@ the list of its rows, in the order of their arrival, each with its epoch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from itertools import groupby
@@ -33,11 +33,13 @@ KEYS_STATE = LIBRARY_PREFIX
 
 EPOCH_COLUMN = "parked_in_epoch"
 
+_ERROR = "error"
+
 _KEYS_SCHEMA = T.StructType(
     [
         T.StructField("since_epoch", T.LongType()),
         T.StructField("step", T.StringType()),
-        T.StructField("error", T.StringType()),
+        T.StructField(_ERROR, T.StringType()),
         T.StructField("rows", T.LongType()),
         T.StructField("size_bytes", T.LongType()),
     ]
@@ -52,6 +54,17 @@ class ParkedKey(msgspec.Struct, array_like=True, frozen=True):
     error: str
     rows: int = 0
     size_bytes: int = 0
+
+
+def comparable(parked: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the columns of a parked key without the lines of code in its error.
+
+    They are others where an equal program is in another file, or further down in it.
+    """
+    columns = dict(parked)
+    if _ERROR in columns:
+        columns[_ERROR] = columns[_ERROR].partition("\n")[0]
+    return columns
 
 
 @dataclass(frozen=True, slots=True)

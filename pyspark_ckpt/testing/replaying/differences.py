@@ -16,6 +16,7 @@ from pyspark_ckpt.formats.handle import StateDescriptor
 from pyspark_ckpt.operator.capture.capture_file import CapturedEpoch
 from pyspark_ckpt.operator.capture.described import columns_of
 from pyspark_ckpt.operator.capture.recording import KEY_COLUMN, STEP_COLUMN
+from pyspark_ckpt.operator.quarantine.parked_keys import KEYS_STATE, comparable
 from pyspark_ckpt.operator.rows.sent_rows import SentRows
 from pyspark_ckpt.operator.state.kinds import Movement, StateKind, kind_of
 from pyspark_ckpt.operator.table.catalog import struct_type
@@ -279,6 +280,8 @@ class _StateDifferences:
         changed = changed_rows(rows, self._key_schema, states, what)
         place_from = changed.key_columns + (kind_of(state) is StateKind.OPERATOR_LIST)
         for _, named, old, new in changed.rows():
+            if state.name == KEYS_STATE and old and new and comparable(old) == comparable(new):
+                continue
             key = tuple(named.values())[: changed.key_columns]
             place = dict(list(named.items())[place_from:])  # the subtask is the epoch's
             yield self._difference(key or None, f"state {state.name!r}", old, new, place)

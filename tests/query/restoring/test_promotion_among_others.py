@@ -21,7 +21,9 @@ from tests.query.restoring.numbered_job import (
     Gate,
     Mended,
     Numbered,
+    check_numbered,
     epoch_of,
+    subtasks_of,
     writer_of,
 )
 from tests.query.session_conf import session_conf
@@ -40,11 +42,15 @@ def job(job: Job) -> Job:
     return job.using({INLINE: "0b", INTERVAL: "1h", SAVEPOINT_DIR: str(job.base / "savepoints")})
 
 
-def gated(job: Job, gate: Gate) -> Any:
-    """Return the job's program, which waits at the gate when it is built."""
+def gated(job: Job, gate: Gate, calls: int = 0) -> Any:
+    """Return the job's program, which waits at the gate when it is built, but for first calls."""
+    built = 0
 
     def build() -> DataFrame:
-        gate.wait()
+        nonlocal built
+        built += 1
+        if built > calls:
+            gate.wait()
         return job.df()
 
     return build
@@ -63,7 +69,30 @@ def asks(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     return asks
 
 
-def test_a_promotion_that_fails_leaves_the_program_of_the_restart_before_it(
+def test_a_shadow_is_no_proof_beside_another_program(job: Job, asks: threading.Event) -> None:
+    """The query gets another program while the promotion waits for its turn: that stays."""
+    building = Gate()
+    with session_conf(job.spark, {PARTITIONS: "2"}), ThreadPoolExecutor(2) as pool:
+        epoch_of(job)
+        query = writer_of(job).start()
+        query.processAllAvailable()
+        shadow = ckpt.shadow(query, job.but(processor=Mended).df, ignore=IGNORED)
+        restart = pool.submit(query.restartWith, gated(job.but(processor=Third), building))
+        building.await_arrival()
+        promotion = pool.submit(shadow.promote, None, True)
+        assert asks.wait(PATIENCE_S)
+        building.open()
+        restart.result(PATIENCE_S)
+        with pytest.raises(ckpt.ConfigurationError, match="restarted with another program"):
+            promotion.result(PATIENCE_S)
+        epoch_of(job)
+        query.processAllAvailable()
+        assert {what for _, n, what in job.result() if n == 2} == {"c"}
+        shadow.discard()
+        query.stop()
+
+
+def test_a_promotion_that_fails_leaves_the_subtasks_of_the_rescale_before_it(
     job: Job, monkeypatch: pytest.MonkeyPatch, asks: threading.Event
 ) -> None:
     building, runs = Gate(), []
@@ -71,28 +100,29 @@ def test_a_promotion_that_fails_leaves_the_program_of_the_restart_before_it(
 
     def run(self: QueryStart, *arguments: Any) -> Any:
         runs.append(self)
-        if len(runs) == 2:
+        if len(runs) == 3:
             msg = "the candidate does not start"
             raise OSError(msg)
         return real(self, *arguments)
 
+    monkeypatch.setattr(QueryStart, "run", run)
     with session_conf(job.spark, {PARTITIONS: "2"}), ThreadPoolExecutor(2) as pool:
         epoch_of(job)
-        query = writer_of(job).start()
+        query = writer_of(job, gated(job, building, calls=2)).start()
         query.processAllAvailable()
         shadow = ckpt.shadow(query, job.but(processor=Mended).df, ignore=IGNORED)
-        monkeypatch.setattr(QueryStart, "run", run)
-        restart = pool.submit(query.restartWith, gated(job.but(processor=Third), building))
+        rescale = pool.submit(query.rescale, 3)
         building.await_arrival()
         promotion = pool.submit(shadow.promote, None, True)
         assert asks.wait(PATIENCE_S)
         building.open()
-        restart.result(PATIENCE_S)
+        rescale.result(PATIENCE_S)
         with pytest.raises(OSError, match="does not start"):
             promotion.result(PATIENCE_S)
         epoch_of(job)
         query.processAllAvailable()
-        assert {what for _, n, what in job.result() if n == 2} == {"c"}
+        assert subtasks_of(query) == {0, 1, 2}
+        check_numbered(job, 2)
         shadow.discard()
         query.stop()
 
@@ -129,10 +159,10 @@ def test_a_restart_does_not_wait_for_a_requested_promotion_that_waits_for_it(
     building = Gate()
     with session_conf(job.spark, {PARTITIONS: "2"}), ThreadPoolExecutor(2) as pool:
         epoch_of(job)
-        query = writer_of(job).start()
+        query = writer_of(job, gated(job, building, calls=2)).start()
         query.processAllAvailable()
         ckpt.shadow(query, job.but(processor=Mended).df, ignore=IGNORED)
-        restart = pool.submit(query.restartWith, gated(job.but(processor=Third), building))
+        restart = pool.submit(query.rescale, 3)
         building.await_arrival()
         arguments = ["promote", str(job.location_path), "--accept-differences"]
         promotion = pool.submit(main, [*arguments, "--timeout", str(PATIENCE_S)])
@@ -140,5 +170,5 @@ def test_a_restart_does_not_wait_for_a_requested_promotion_that_waits_for_it(
         building.open()
         restart.result(PATIENCE_S)  # the time limit of a checkpoint is five times that
         assert promotion.result(PATIENCE_S) == 0
-        assert [each.reason for each in query._coordinator.restarts] == ["restartWith", "promote"]
+        assert [each.reason for each in query._coordinator.restarts] == ["rescale(3)", "promote"]
         query.stop()

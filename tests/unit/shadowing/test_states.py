@@ -7,9 +7,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from pyspark.sql import types as T
 
+from pyspark_ckpt.formats.metadata import SparkOperatorMetadata
 from pyspark_ckpt.operator.state.handle import ProcessorHandle
 from pyspark_ckpt.restore.source import RestoreSource
 from pyspark_ckpt.shadowing.rules import Rules
@@ -202,3 +204,18 @@ def test_what_only_one_program_has_is_said_unless_it_is_ignored(tmp_path: Path) 
         rules = Rules(ignore=frozenset(named))
         assert list(differing_entries(*sources, rules, skipped.append)) == []
         assert skipped == []
+
+
+def test_state_of_sparks_own_operators_is_named_as_not_compared(tmp_path: Path) -> None:
+    with programs(tmp_path) as both:
+        both.epoch([lambda handle: {}] * 2, [lambda states, key: None] * 2)
+        old, new = (RestoreSource(each.save("sp", canonical=True)) for each in both.both)
+    dedupe = SparkOperatorMetadata(1, "dedupe", ())
+    old.metadata = msgspec.structs.replace(old.metadata, stored_spark_operators=(dedupe,))
+    notes: list[str] = []
+    assert not list(differing_entries(old, new, Rules(), notes.append))
+    assert notes == [
+        "spark_operator_1 (dedupe): not compared, because it is an operator of Spark's own"
+    ]
+    ignoring = Rules(ignore=frozenset(["spark_operator_1.*"]))
+    assert not list(differing_entries(old, new, ignoring, pytest.fail))

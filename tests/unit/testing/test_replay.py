@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import pickle
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -314,3 +317,53 @@ def test_a_difference_of_equal_code_says_what_it_may_come_from(captured: Query) 
     changed.more = 3
     with pytest.raises(AssertionError, match="PYTHONHASHSEED"):
         replay(query.save(), changed).assert_same()
+
+
+RAISES = """
+from pyspark.sql import Row
+from pyspark.sql.streaming import StatefulProcessor
+
+
+class Raises(StatefulProcessor):
+    def init(self, handle):
+        self.n = handle.getValueState("n", "n long")
+
+    def handleInputRows(self, key, rows, timerValues):
+        n = (self.n.get() or (0,))[0] + sum(row.v for row in rows)
+        self.n.update((n,))
+        if n < 0:
+            raise ValueError(f"{n} of {key[0]}")
+        yield Row(k=key[0], n=n)
+
+    def close(self):
+        pass
+"""
+
+
+def test_where_the_code_of_a_parked_key_is_does_not_matter(
+    captured: Query, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same program in another directory, and further down in its file."""
+
+    def program(name: str, source: str) -> StatefulProcessor:
+        path = tmp_path / name / "raises.py"
+        path.parent.mkdir()
+        path.write_text(source)
+        spec = importlib.util.spec_from_file_location("raises", path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, "raises", module)
+        spec.loader.exec_module(module)
+        made: StatefulProcessor = module.Raises()
+        return made
+
+    query = captured(program("one", RAISES), "heap", parks=True)
+    query.epoch([("a", 1), ("b", -1)])
+    query.epoch([("a", 2), ("b", 5)])
+    saved = query.save()
+    replay(saved, program("other", f"# moved\n{RAISES}")).assert_same()
+    changed = replay(saved, program("changed", RAISES.replace("of {key[0]}", "is too little")))
+    assert {(each.where, each.key) for each in changed.differences} == {
+        ("state '__quarantine'", ("b",))
+    }
