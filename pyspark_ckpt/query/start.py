@@ -56,6 +56,7 @@ from pyspark_ckpt.spark.paths import qualified_path
 from pyspark_ckpt.spark.plan import given_names, is_active, names_sources, source_ids, source_names
 from pyspark_ckpt.spark.session import reading_session
 from pyspark_ckpt.spark.sink import FileSinkLog, TableSink
+from pyspark_ckpt.spark.state_reader import check_state_can_be_read
 from pyspark_ckpt.spark.temporary_location import FORCED, delete_when_ended
 from pyspark_ckpt.storage.file_reference import FileReference
 from pyspark_ckpt.storage.open import Storage, open_storage
@@ -260,7 +261,8 @@ class QueryStart:
         self._location.check_not_exchanged(query_id)
 
     def _check_storages(self) -> None:
-        """Refuse directories in which two drivers could write one file."""
+        """Refuse directories in which two drivers could write one file, or Spark reads no state."""
+        check_state_can_be_read(self._location.storage.hadoop_url)
         self._location.storage.check_usable()
         settings = self._settings
         for directory in (settings.checkpoints_directory, settings.savepoints_directory):

@@ -19,6 +19,7 @@ from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from pyspark_ckpt.errors import ConfigurationError
 from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.sessions.kind import is_connect
 
@@ -116,6 +117,31 @@ _CHARSETS = "java.nio.charset.StandardCharsets"
 _PIECE_BYTES = 4000
 """Below 8 KB, because above it Py4J writes a second piece, which Linux delays by 40 ms (measured).
 """
+
+
+_ESCAPED = frozenset(' "#%<>?[\\]^`{|}')
+"""Characters of ASCII that a path of Hadoop's escapes as a URL (measured, each of them)."""
+
+
+def check_state_can_be_read(checkpoint_location: str) -> None:
+    """Refuse a location that Spark's data source for state does not find: it escapes paths twice.
+
+    Spark's query would run, and never get a checkpoint.
+
+    Raises
+    ------
+    ConfigurationError
+        If the path has a character that Spark escapes.
+    """
+    escaped = sorted(
+        char for char in {*checkpoint_location} if char in _ESCAPED or not char.isprintable()
+    )
+    if escaped:
+        raise ConfigurationError(
+            f"the checkpointLocation {checkpoint_location!r} has {', '.join(map(repr, escaped))}: "
+            "Spark's own reader of state finds no path with such characters, so no checkpoint of "
+            "the query could be taken; use another path"
+        )
 
 
 def encoded_handles(

@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 
 import pyspark_ckpt as ckpt
 from pyspark_ckpt.query.coordinator import CheckpointCoordinator
+from pyspark_ckpt.spark.state_reader import check_state_can_be_read
 from tests.query.harness import Job, refused
 from tests.query.life import interrupted_program
 from tests.query.model import events_of, expected_after, in_order
@@ -41,6 +42,35 @@ def test_a_damaged_note_of_the_restore_is_seen_before_spark_starts(job: Job) -> 
 
 def savepoint_restore(savepoint: ckpt.Savepoint) -> object:
     return ckpt.Restore(savepoint.path, savepoint.epoch, savepoint.query_id, "NO_CLAIM")
+
+
+def test_a_location_in_which_spark_finds_no_state_is_refused(spark: SparkSession) -> None:
+    """Spark escapes the path of its source for state twice: a space is then no space."""
+    path_of = spark._jvm.org.apache.hadoop.fs.Path  # type: ignore[union-attr]
+    for char in (*map(chr, range(1, 127)), "\u00a0", "\u2028", "ü", "日"):
+        path = f"/a/b{char}c"
+        if path_of(path).toUri().getPath() != path:  # a slash, or the end of a line
+            continue
+        if path_of(path).toUri().toString() == path:
+            check_state_can_be_read(path)
+            continue
+        with pytest.raises(ckpt.ConfigurationError, match="Spark's own reader of state"):
+            check_state_can_be_read(path)
+
+
+@pytest.mark.wide
+def test_a_path_with_a_space_is_refused_and_one_with_other_signs_is_not(job: Job) -> None:
+    job.feed.add(events_of(0))
+    spaced = job.but(location="my data")
+    with pytest.raises(ckpt.ConfigurationError, match="my data.*use another path"):
+        spaced.start()
+    assert active(job.spark) == []
+    assert not spaced.location_path.exists()
+    other = job.but(location="ü+*,;=@~$&'()!-:x")
+    with other.running() as query:
+        query.processAllAvailable()
+        assert query.triggerCheckpoint().epoch == 0
+    assert other.result() == in_order(expected_after(job.feed.rows, 0))
 
 
 def test_a_start_that_fails_after_spark_began_stops_the_query(
