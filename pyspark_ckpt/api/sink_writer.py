@@ -139,7 +139,9 @@ class SinkWriter(DataStreamWriter):
     def foreachBatch(self: Writer, func: Callable[[DataFrame, int], None]) -> Writer:
         """Process each epoch's output with a function; as ``DataStreamWriter.foreachBatch``.
 
-        All actions on the DataFrame have to end before the function returns, also actions of other
+        One action has to go over all rows, as a write, ``collect`` and ``count`` do, because it
+        computes the state; ``take``, ``first``, ``isEmpty``, ``limit`` and ``show`` do not. All
+        actions on the DataFrame have to end before the function returns, also those of other
         threads.
 
         Parameters

@@ -7,10 +7,11 @@ initial state under the name.
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import msgspec
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, Row
 
 from pyspark_ckpt.errors import PlanError
 from pyspark_ckpt.formats.handle import Handle, decode_handle
@@ -27,8 +28,8 @@ class InitialState:
     rows: DataFrame
     function: OperatorFunction
 
-    def handles(self, runtime: Runtime, time_ms: int) -> list[Handle]:
-        """Run a job that makes the state; return its handles, which refer to durable files.
+    def job(self, runtime: Runtime, time_ms: int) -> DataFrame:
+        """Return the job that makes the state; its rows are for :func:`handles_of`.
 
         Parameters
         ----------
@@ -36,18 +37,15 @@ class InitialState:
             The settings of the query that is about to start.
         time_ms
             The processing time that the processor sees.
-
-        Raises
-        ------
-        pyspark.errors.PySparkException
-            If the job fails, with the processor's error in its message.
         """
         function = InitialStateFunction(self.function, runtime, time_ms)
         parallelism = self.function.descriptor.parallelism
-        rows = (
-            self.rows.repartition(parallelism, TOKEN).mapInArrow(function, HANDLES_SCHEMA).collect()
-        )
-        return [decode_handle(bytes(row["handle"])) for row in rows]
+        return self.rows.repartition(parallelism, TOKEN).mapInArrow(function, HANDLES_SCHEMA)
+
+
+def handles_of(rows: Iterable[Row]) -> list[Handle]:
+    """Return the handles that a job made, which refer to durable files."""
+    return [decode_handle(bytes(row["handle"])) for row in rows]
 
 
 _remembered: dict[str, InitialState] = {}

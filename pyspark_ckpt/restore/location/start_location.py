@@ -20,7 +20,7 @@ from pyspark_ckpt.formats.metadata import Origin
 from pyspark_ckpt.formats.origin import read_origin
 from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.operator.descriptor import Runtime
-from pyspark_ckpt.operator.plan.initial_state import initial_state_of
+from pyspark_ckpt.operator.plan.initial_state import handles_of, initial_state_of
 from pyspark_ckpt.operator.plan.passed_watermark import MIN, POLICY
 from pyspark_ckpt.restore.location.exchange import finish_restart
 from pyspark_ckpt.restore.location.parallelism import check_parallelism
@@ -34,6 +34,7 @@ from pyspark_ckpt.restore.plan import RestoreRequest, plan_of_request
 from pyspark_ckpt.restore.seeding import seed, write_query_id
 from pyspark_ckpt.restore.states import check_stored_operators
 from pyspark_ckpt.settings import HighAvailability, Settings
+from pyspark_ckpt.spark.jobs import collected
 from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.spark.operators import StatefulOperators
 from pyspark_ckpt.spark.sink import FileSinkLog, TableSink
@@ -414,7 +415,10 @@ class StartLocation:
         query_id = self.make_query_id()
         runtime, checkpoints = runtime_of(query_id), self.checkpoints(query_id)
         time_ms = self._initial_time_ms(checkpoints) or now_ms()
-        handles = [handle for state in states for handle in state.handles(runtime, time_ms)]
+        handles = []
+        for state in states:
+            what = f"initial state of query {query_id}"
+            handles += handles_of(collected(state.job(runtime, time_ms), what))
         return write_initial_handles(checkpoints, handles, time_ms)
 
     def _initial_time_ms(self, checkpoints: Storage) -> int | None:

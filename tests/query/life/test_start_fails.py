@@ -62,7 +62,7 @@ def test_a_location_in_which_spark_finds_no_state_is_refused(spark: SparkSession
 def test_a_path_with_a_space_is_refused_and_one_with_other_signs_is_not(job: Job) -> None:
     job.feed.add(events_of(0))
     spaced = job.but(location="my data")
-    with pytest.raises(ckpt.ConfigurationError, match="my data.*use another path"):
+    with pytest.raises(ckpt.ConfigurationError, match=r"my data.*use another path"):
         spaced.start()
     assert active(job.spark) == []
     assert not spaced.location_path.exists()

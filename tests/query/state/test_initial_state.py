@@ -267,8 +267,7 @@ def test_processor_that_raises(job: Job) -> None:
     """An error in handleInitialState names the key; the next start makes the state again."""
     bad = job.spark.createDataFrame([("k1", 5), ("bad", None)], "name string, begin long")
     job.feed.add([("k1", 1)])
-    with pytest.raises(Exception, match=r"handleInitialState.*bad") as caught:
-        job.but(arguments={"initialState": bad.groupBy("name")}).run()
-    assert "ProcessorError" in str(caught.value)
+    with pytest.raises(ckpt.ProcessorError, match=r"handleInitialState.*bad"):
+        job.but(arguments={"initialState": bad.groupBy("name")}).start()
     job.run()
     assert job.result() == [("k1", 101)]
