@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pyspark.sql import DataFrame, SparkSession
 
-from pyspark_ckpt.errors import UnknownEpochError
+from pyspark_ckpt.errors import ConfigurationError, UnknownEpochError
 from pyspark_ckpt.formats.rolled_back import RolledBack
 from pyspark_ckpt.operator.descriptor import (
     AnnouncedEpoch,
@@ -21,6 +21,7 @@ from pyspark_ckpt.restarting.turn import in_batch_of
 from pyspark_ckpt.sessions.kind import is_connect
 from pyspark_ckpt.settings import EPOCH_KEY, RUNTIME_KEY
 from pyspark_ckpt.spark.log import SparkLog
+from pyspark_ckpt.spark.query import ComputedStates
 from pyspark_ckpt.storage.open import open_storage
 
 
@@ -112,9 +113,13 @@ class EpochFunction:
 
     def __init__(self, function: Callable[[DataFrame, int], None]) -> None:
         self._function = function
+        self._computed = ComputedStates()
 
     def __call__(self, df: DataFrame, epoch: int) -> None:
-        """Call the function; a task that starts after the call is refused."""
+        """Call the function; a task that starts after the call is refused.
+
+        So is an epoch of which the function has not computed all state.
+        """
         session = df.sparkSession
         runtime = decode_runtime(session.conf.get(RUNTIME_KEY, None), "foreachBatch")
         announced = encode_announced(AnnouncedEpoch(epoch, _timestamp_ms(runtime, epoch)))
@@ -124,10 +129,21 @@ class EpochFunction:
         try:
             with marked_errors():
                 self._function(df, epoch)
+                self._check_computed(session, runtime.query_id, epoch)
         finally:
             _current.reset(token)
             in_batch_of.set(None)
             _announce(session, None)
+
+    def _check_computed(self, session: SparkSession, query_id: str, epoch: int) -> None:
+        missing = self._computed.missing(session, query_id)
+        if missing:
+            raise ConfigurationError(
+                f"query {query_id}, epoch {epoch}: the function of foreachBatch ran no action over "
+                f"all rows, so the state of {missing} subtasks was not computed. Nothing of this "
+                "epoch was committed. Run one that needs all rows, as a write, collect() or "
+                "count(): take, first, isEmpty, limit and show do not"
+            )
 
 
 def _timestamp_ms(runtime: Runtime, epoch: int) -> int:

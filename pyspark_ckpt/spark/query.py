@@ -167,3 +167,55 @@ def idle_ms(query: StreamingQuery) -> float:
         return math.inf
     since_ms = now_ms() - ms_of_text(last["timestamp"])
     return max(0.0, since_ms - float(durations["triggerExecution"]))
+
+
+_OPERATOR = "FlatMapGroupsInPandasWithState"
+"""The node of an operator of this library in Spark's plan of an epoch."""
+
+_COMPUTED = "numStateStoreInstances"
+"""Spark's metric of a node: how many partitions have computed their state."""
+
+
+class ComputedStates:
+    """Knows whether the actions of a ``foreachBatch`` function computed all state of an epoch.
+
+    Spark commits the epoch when the function returns, whatever it computed. An action over some
+    rows only, such as ``take``, leaves state of other partitions behind for good.
+    """
+
+    def __init__(self) -> None:
+        self._places: list[int] = []
+
+    def missing(self, session: SparkSession, query_id: str) -> int:
+        """Return of how many subtasks of an operator the state was not computed.
+
+        Called on the driver before the function returns. It is 0 over Spark Connect, whose client
+        does not see the plan, and where Spark keeps the plan in another way.
+        """
+        if is_connect(session):
+            return 0
+        try:
+            shared: Any = session._jsparkSession.sharedState()
+            queries = shared.activeStreamingQueries()
+            java_id = getattr(session._jvm, "java.util.UUID").fromString(query_id)
+            run = queries.get(java_id)
+            return max(map(_not_computed, self._operators(run.lastExecution().executedPlan())))
+        except (Py4JError, TypeError, AttributeError, ValueError) as exc:
+            logger.debug("query %s: cannot see which state was computed: %s", query_id, exc)
+            return 0
+
+    def _operators(self, plan: Any) -> list[Any]:
+        """Return the operators; a call for each, as their places stay from epoch to epoch."""
+        found = [plan.apply(place) for place in self._places]
+        if found and all(node is not None and node.nodeName() == _OPERATOR for node in found):
+            return found
+        nodes: list[Any] = []
+        while (node := plan.apply(len(nodes))) is not None:
+            nodes.append(node)
+        self._places = [n for n, each in enumerate(nodes) if each.nodeName() == _OPERATOR]
+        return [nodes[place] for place in self._places]
+
+
+def _not_computed(node: Any) -> int:
+    partitions = int(node.stateInfo().get().numPartitions())
+    return max(partitions - int(node.metrics().apply(_COMPUTED).value()), 0)

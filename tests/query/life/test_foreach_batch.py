@@ -192,3 +192,34 @@ def test_another_sink_chosen_after_foreach_batch(job: Job) -> None:
     writer = writer.format("parquet").option("checkpointLocation", str(job.location_path))
     writer.trigger(availableNow=True).start(str(job.base / job.out)).awaitTermination()
     assert job.result() == expected(job.feed.rows)
+
+
+@pytest.mark.parametrize("action", ["take", "nothing"])
+def test_an_epoch_whose_state_is_not_computed_is_not_committed(job: Job, action: str) -> None:
+    """Spark would commit it, and the state of the other subtasks would be gone for good."""
+    rows: list[Any] = []
+    is_mended = False
+
+    def partly(df: DataFrame, epoch: int) -> None:
+        if epoch == 0 or is_mended:
+            df.isEmpty()  # an action over some rows does no harm beside one over all
+            rows.extend(df.collect())
+        elif action == "take":
+            df.take(1)
+
+    def start() -> ckpt.CheckpointedQuery:
+        writer = ckpt.write_stream(job.df()).foreachBatch(partly).outputMode("append")
+        return writer.option("checkpointLocation", str(job.location_path)).start()
+
+    job.feed.add(events_of(0))
+    query = start()
+    query.processAllAvailable()
+    job.feed.add(events_of(1))
+    with pytest.raises(ckpt.ConfigurationError, match="no action over all rows"):
+        query.awaitTermination(120)
+    assert {path.name for path in (job.location_path / "commits").glob("[0-9]")} == {"0"}
+    is_mended = True
+    query = start()
+    query.processAllAvailable()
+    query.stop()
+    assert in_order([tuple(row) for row in rows]) == expected(job.feed.rows)
