@@ -78,10 +78,10 @@ VERSION ?= unreleased
 golden: $(VENV)/.dev java ## Write the golden data of a release, once for each PySpark, ten minutes; VERSION=unreleased
 	$(BIN)/python -m tools.make_golden $(VERSION) $(ARGS)
 
-bench: $(VENV)/.dev java ## Measure W1 to W9 at a tenth of their size against PySpark's own operators
+bench: $(VENV)/.dev java ## Measure W1 to W9 at a tenth of their size against PySpark's own operators; hours, ARGS="--workload W1" for one
 	$(BIN)/python -m benchmarks $(ARGS)
 
-bench-peers: $(VENV)/.dev .venv-flink/.done .venv-bytewax/.done java ## Measure against Flink and Bytewax
+bench-peers: $(VENV)/.dev .venv-flink/.done .venv-bytewax/.done java ## Measure against Flink and Bytewax; an hour or more
 	$(BIN)/python -m benchmarks --peers $(ARGS)
 
 lint: $(VENV)/.dev ## Check style, types, imports and public docstrings
