@@ -166,17 +166,17 @@ class CheckpointCoordinator:
         )
         self.stops = RunStops(
             Run(
-                self._spark,
-                streaming_query,
-                files,
-                settings.timeout_ms,
-                self.watched,
-                self._runner,
-                self._taker,
-                self._savepoints,
-                last_epochs,
-                self._join_thread,
-                self._under_way,
+                spark=self._spark,
+                query=streaming_query,
+                files=files,
+                timeout_ms=settings.timeout_ms,
+                watched=self.watched,
+                runner=self._runner,
+                taker=self._taker,
+                savepoints=self._savepoints,
+                last_epochs=last_epochs,
+                join=self._join_thread,
+                under_way=self._under_way,
             )
         )
         actions = Actions(self.trigger_savepoint, self.stops.with_savepoint)

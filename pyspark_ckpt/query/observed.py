@@ -102,13 +102,15 @@ class ObservedQuery(StreamingQuery):
             If an epoch is not a number of an epoch, or there is none.
         CorruptFileError
             If an earlier request is damaged.
+        CheckpointAbortedError
+            If the query is being restarted in place for longer than a checkpoint may take.
 
         Examples
         --------
         >>> query.capture(range(100, 103), uid="count")
         Capture(epochs=[100, 101, 102])
         """
-        with self._turn.taken_unless_in_batch():
+        with self._turn.taken_unless_in_batch(self._coordinator.timeout_s):
             files = self._coordinator.files
             checkpoints = RetryingStorage(files.storage)
             capture = Capture(checkpoints, files.spark_log, epochs, uid)

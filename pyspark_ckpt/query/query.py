@@ -241,7 +241,8 @@ class CheckpointedQuery(RestartableQuery):
         ------
         ConfigurationError
             If no directory is given or configured, there is no such format, or the library of the
-            directory's storage is not installed; the query still runs.
+            directory's storage is not installed; the query still runs. Also in the function of
+            ``foreachBatch``, whose epoch the stop would wait for.
         NotBuiltYetError
             If `drain` is set for a query with Spark's own stateful operators, or there is no
             storage for the directory's scheme; the query still runs.

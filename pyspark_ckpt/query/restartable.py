@@ -108,9 +108,11 @@ class RestartableQuery(ObservedQuery):
         ------
         ConfigurationError
             If `parallelism` is no positive number, the query was not given as a function, or its
-            location is temporary; the query still runs.
+            location is temporary; the query still runs. Also in the function of ``foreachBatch``,
+            whose epoch the restart would wait for.
         CheckpointAbortedError
-            If the query has ended, or no epoch is committed yet.
+            If the query has ended, somebody else stops it, no epoch is committed yet, or a
+            savepoint under way takes too long.
         PlanError, IncompatibleStateError, NotBuiltYetError
             If the state cannot move. The query runs as before.
         FencedError

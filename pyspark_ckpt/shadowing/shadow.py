@@ -248,7 +248,8 @@ class Shadow:
         ------
         ConfigurationError
             If there are differences, output or states were not compared as a whole, or no directory
-            is given or configured. The query still runs.
+            is given or configured. Also if the shadow was promoted or discarded, or the query was
+            restarted with another program since it began. The query still runs.
         CheckpointAbortedError, PlanError, IncompatibleStateError, RestoreError, NotBuiltYetError
             If the candidate cannot take over. The query runs as before.
         FencedError

@@ -33,7 +33,7 @@ from pyspark_ckpt.snapshot.reader import SnapshotReader
 _LISTS = (StateKind.LIST, StateKind.OPERATOR_LIST)
 _RAW = "raw"
 
-SPARKS = "spark_operator_"
+_SPARKS = "spark_operator_"
 """How the names of Spark's own operators begin, which have no uid; their ids follow."""
 
 
@@ -101,11 +101,10 @@ def _states(
 ) -> Iterator[_Compared]:
     readers = SnapshotReader(old, _NoPin()), SnapshotReader(new, _NoPin())
     for operator in old.metadata.spark_operators:
-        if not rules.ignores(f"{SPARKS}{operator.operator_id}.*"):
-            skip(
-                f"{SPARKS}{operator.operator_id} ({operator.name}): not compared, because it is an "
-                "operator of Spark's own"
-            )
+        place = f"{_SPARKS}{operator.operator_id}"
+        if not rules.ignores(f"{place}.*"):
+            why = "not compared, because it is an operator of Spark's own"
+            skip(f"{place} ({operator.name}): {why}")
     for uid, sides in sides_of_operators(*readers):
         if rules.ignores(f"{uid}.*"):
             continue

@@ -37,7 +37,8 @@ FIRST_MARK = "__has_"
 
 def is_mark(name: str, data_type: T.DataType) -> bool:
     """Return whether a field at the top of a state's schema is a mark of `combine`."""
-    return name.startswith((PRESENT_MARK, FIRST_MARK)) and data_type == T.BooleanType()
+    is_named = name == PRESENT_MARK or name.startswith(FIRST_MARK)
+    return is_named and data_type == T.BooleanType()
 
 
 def widens(stored: T.DataType, wanted: T.DataType) -> bool:

@@ -182,6 +182,7 @@ class RunStops:
         """
         run = self._run
         with log_fields(query=run.query_id):
+            self._restart.has_begun = False  # an earlier one may have failed, and the run gone on
             if not run.runner.hold.wait(run.timeout_ms / 1000):
                 raise savepoint_under_way(run.query_id)
             with self._restart.stopping():

@@ -217,6 +217,8 @@ def test_marks_are_true_in_values_of_another_program() -> None:
     convert = converter(stored, wanted)
     assert convert is not None
     assert convert((2, 1)) == (True, True, None, 1, None)
+    own = with_marks("__presentation", a=INT, b=INT)  # a field of the user's
+    assert "field '__presentation' added, null in stored values" in compare(stored, own).changes
     nested = converter(struct(s=stored), struct(s=with_marks("__present", a=INT, b=INT)))
     assert nested is not None
     assert nested(((2, 1),)) == ((None, 1, 2),)
