@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
@@ -10,10 +11,12 @@ from pyspark.sql import types as T
 
 from pyspark_ckpt.combine.aggregates import Aggregate
 from pyspark_ckpt.combine.combination import Aggregates, FunctionOverTables
-from pyspark_ckpt.combine.plan import CombinationPlan, where
+from pyspark_ckpt.combine.plan import COMBINE_ROWS, CombinationPlan, rows_combined, where
 from pyspark_ckpt.errors import PlanError
 from pyspark_ckpt.operator.plan.declared import parse_schema
 from pyspark_ckpt.operator.plan.operator import KeyedInput
+
+Stream = TypeVar("Stream", bound="CombiningStream")
 
 
 class CombiningStream:
@@ -27,6 +30,55 @@ class CombiningStream:
 
     def __init__(self, keyed: KeyedInput) -> None:
         self._keyed = keyed
+
+    def combineRows(
+        self: Stream, aggregates: Mapping[str, Aggregate], *, anyOrder: bool = False
+    ) -> Stream:
+        """Combine the rows of each map task before a processor gets them.
+
+        Fewer rows go through the shuffle and to the processor, and a key with very many rows costs
+        no more than others. Nothing is kept: that is the processor's part. Its rows are the key
+        columns and the partial results, and a key may have several in an epoch: one for each map
+        task that has rows of it, and more if combining does not pay. So the processor must add up
+        counts and sums, take the least of the least values, and so on.
+
+        Parameters
+        ----------
+        aggregates : Mapping of str to Aggregate
+            What is computed, by the name of the column that the processor reads.
+        anyOrder : bool
+            Allow aggregates whose result may depend on the order in which rows are combined: sums
+            of fractions, ``First``, ``Last`` and ``CollectList``.
+
+        Returns
+        -------
+        KeyedStream
+            The combined rows, keyed as before. They have no event time, so late rows are combined
+            too, and ``timeMode="EventTime"`` is refused.
+
+        Raises
+        ------
+        PlanError
+            If an aggregate is not allowed, a column has a type that cannot be combined before the
+            shuffle, or a result may depend on the order of rows. The message names the column.
+
+        Examples
+        --------
+        >>> class Total(Count):
+        ...     def handleInputRows(self, key, rows, timerValues):
+        ...         yield Row(user=key[0], n=sum(row.n for row in rows))
+        >>> combined = ckpt.key_by(events, "user").combineRows({"n": ckpt.Count()})
+        >>> totals = combined.transformWithState(
+        ...     Total(), "user string, n long", "Update", "None", uid="totals"
+        ... )
+        """
+        _check_aggregates(aggregates, COMBINE_ROWS)
+        combined = Aggregates(aggregates, self._keyed.columns.schema, COMBINE_ROWS)
+        return self._over(rows_combined(self._keyed, combined, in_any_order=anyOrder))
+
+    def _over(self: Stream, keyed: KeyedInput) -> Stream:
+        """Return a stream like this one over other rows."""
+        return type(self)(keyed)
 
     def combine(
         self,
@@ -74,11 +126,7 @@ class CombiningStream:
         >>> counts.columns
         ['user', 'n']
         """
-        if not isinstance(aggregates, Mapping):
-            raise PlanError(
-                f"{where(uid)}: combine got {type(aggregates).__name__}: give a dict from names to "
-                "aggregates"
-            )
+        _check_aggregates(aggregates, where(uid))
         combination = Aggregates(aggregates, self._keyed.columns.schema, where(uid))
         return CombinationPlan(
             self._keyed, combination, uid, outputMode, beforeShuffle, ttlDurationMs
@@ -159,3 +207,11 @@ class CombiningStream:
         return CombinationPlan(
             self._keyed, combination, uid, outputMode, beforeShuffle, ttlDurationMs
         ).build()
+
+
+def _check_aggregates(aggregates: object, where: str) -> None:
+    if not isinstance(aggregates, Mapping):
+        raise PlanError(
+            f"{where}: the aggregates are {type(aggregates).__name__}: give a dict from names to "
+            "aggregates"
+        )

@@ -66,7 +66,7 @@ class Aggregates:
     def __init__(self, aggregates: Mapping[str, Aggregate], rows: T.StructType, where: str) -> None:
         self._aggregates = [_Column.of(name, one, rows, where) for name, one in aggregates.items()]
         if not self._aggregates:
-            raise PlanError(f"{where}: combine got no aggregate: give at least one")
+            raise PlanError(f"{where}: there is no aggregate: give at least one")
         self._merged = [
             Merged(one.name, MERGES[type(one.aggregate)], one.data_type, where)
             for one in self._aggregates

@@ -24,6 +24,9 @@ _GROUPED = (
 )  # fmt: skip
 """Types of columns that Arrow groups, and that leave a map task as they came."""
 
+COMBINE_ROWS = "combineRows"
+"""How errors name it: it has no uid, because it has no state."""
+
 
 @dataclass(frozen=True, slots=True)
 class CombinationPlan:
@@ -62,18 +65,13 @@ class CombinationPlan:
         """
         before_shuffle = self._combines_before_shuffle()
         keys = self.keyed.columns.key_schema
-        self._check_names(keys.names)
-        inputs = self.combination.inputs
-        df = self.keyed.df.select(
-            *self.keyed.columns.plain_key_columns(),
-            *[F.col(_quoted(name)).alias(alias) for name, alias in inputs.items()],
-        )
+        _check_names([*keys.names, *self.combination.schema.names], self._where)
+        df = _read_columns(self.keyed, self.combination)
         if before_shuffle:
-            fields = _nullable([*keys.fields, *self.combination.schema.fields])
-            df = df.mapInArrow(CombinedBeforeShuffle(self.combination, keys.names), fields)
-        else:
-            fields = _nullable(df.schema.fields)
-        columns = InputColumns(fields, keys.names, self.keyed.columns.time_zone)
+            df = _combined(df, keys, self.combination)
+        columns = InputColumns(
+            _nullable(df.schema.fields), keys.names, self.keyed.columns.time_zone
+        )
         arguments = OperatorArguments.checked(
             CombiningProcessor(
                 self.combination, combines_rows=not before_shuffle, ttl_ms=self.ttl_ms
@@ -90,13 +88,7 @@ class CombinationPlan:
     def _combines_before_shuffle(self) -> bool:
         if self.before_shuffle is False:
             return False
-        rows = self.keyed.columns.schema
-        fields = [*self.keyed.columns.key_schema, *(rows[name] for name in self.combination.inputs)]
-        other = [
-            field.name
-            for field in fields
-            if type(field.dataType) not in _GROUPED or has_collation(field.dataType)
-        ]
+        other = _not_grouped(self.keyed, self.combination)
         if self.before_shuffle and other:
             raise PlanError(
                 f"{self._where}: beforeShuffle=True, but the columns {other} have types that are "
@@ -104,18 +96,80 @@ class CombinationPlan:
             )
         return not other and (bool(self.before_shuffle) or not self.combination.needs_order)
 
-    def _check_names(self, keys: list[str]) -> None:
-        names = [*keys, *self.combination.schema.names]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise PlanError(f"{self._where}: {twice} are keys and results, or twice: rename them")
-        taken = [name for name in names if name == KEY_POSITION or name.startswith("__")]
-        if taken:
-            raise PlanError(f"{self._where}: the names {taken} are taken: rename them")
-
     @property
     def _where(self) -> str:
         return where(self.uid)
+
+
+def rows_combined(keyed: KeyedInput, aggregates: Aggregates, *, in_any_order: bool) -> KeyedInput:
+    """Return a stream of partial rows: one for each key of a piece of a map task's rows, or more.
+
+    Parameters
+    ----------
+    keyed
+        The rows.
+    aggregates
+        What is combined.
+    in_any_order
+        Whether a result may depend on the order in which rows are taken.
+
+    Raises
+    ------
+    PlanError
+        If the rows cannot be combined, or a result may depend on their order and must not.
+    """
+    where = COMBINE_ROWS
+    other = _not_grouped(keyed, aggregates)
+    if other:
+        raise PlanError(
+            f"{where}: the columns {other} have types that cannot be combined before the shuffle: "
+            "leave combineRows out, or cast them"
+        )
+    if aggregates.needs_order and not in_any_order:
+        raise PlanError(
+            f"{where}: sums of fractions, First, Last and CollectList may depend on the order in "
+            "which rows are combined: give anyOrder=True if any result will do"
+        )
+    keys = keyed.columns.key_schema
+    _check_names([*keys.names, *aggregates.schema.names], where)
+    df = _combined(_read_columns(keyed, aggregates), keys, aggregates)
+    columns = InputColumns(df.schema, keys.names, keyed.columns.time_zone)
+    return KeyedInput(df, columns, keyed.parallelism, keyed.max_parallelism)
+
+
+def _read_columns(keyed: KeyedInput, combination: Aggregates | FunctionOverTables) -> DataFrame:
+    """Return the key columns, and the columns that are combined."""
+    return keyed.df.select(
+        *keyed.columns.plain_key_columns(),
+        *[F.col(_quoted(name)).alias(alias) for name, alias in combination.inputs.items()],
+    )
+
+
+def _combined(
+    df: DataFrame, keys: T.StructType, combination: Aggregates | FunctionOverTables
+) -> DataFrame:
+    fields = _nullable([*keys.fields, *combination.schema.fields])
+    return df.mapInArrow(CombinedBeforeShuffle(combination, keys.names), fields)
+
+
+def _not_grouped(keyed: KeyedInput, combination: Aggregates | FunctionOverTables) -> list[str]:
+    """Return the columns that only the operator behind the shuffle can combine."""
+    rows = keyed.columns.schema
+    fields = [*keyed.columns.key_schema, *(rows[name] for name in combination.inputs)]
+    return [
+        field.name
+        for field in fields
+        if type(field.dataType) not in _GROUPED or has_collation(field.dataType)
+    ]
+
+
+def _check_names(names: list[str], where: str) -> None:
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise PlanError(f"{where}: {twice} are keys and results, or twice: rename them")
+    taken = [name for name in names if name == KEY_POSITION or name.startswith("__")]
+    if taken:
+        raise PlanError(f"{where}: the names {taken} are taken: rename them")
 
 
 def where(uid: str | None) -> str:

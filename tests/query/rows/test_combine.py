@@ -233,7 +233,7 @@ def test_what_is_refused(spark: SparkSession) -> None:
         keyed.combine({"k": ckpt.Count()}, uid="x")
     with pytest.raises(PlanError, match=r"names \['key_position'\] are taken"):
         keyed.combine({"key_position": ckpt.Count()}, uid="x")
-    with pytest.raises(PlanError, match="combine got list"):
+    with pytest.raises(PlanError, match="the aggregates are list"):
         keyed.combine([ckpt.Count()], uid="x")  # type: ignore[arg-type]
     with pytest.raises(PlanError, match="give it the same columns with select first"):
         keyed.combineInArrow(summed, "v long", uid="x")
