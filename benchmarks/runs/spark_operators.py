@@ -36,6 +36,7 @@ def ours(
     backend: str,
     prepare: Prepare = lambda df: df,
     time_mode: str = "None",
+    combine: Mapping[str, ckpt.Aggregate] | None = None,
     **others: Any,
 ) -> Contender:
     """Return a contender of this library.
@@ -50,12 +51,15 @@ def ours(
         A state backend.
     prepare, time_mode
         What comes before the operator, and its time mode.
+    combine
+        What the operator gets partial rows of, combined before the shuffle.
     others
         Further fields of the contender.
     """
 
     def query(df: DataFrame) -> DataFrame:
-        operator = getattr(ckpt.key_by(prepare(df), *key.split(", ")), mode)
+        keyed = ckpt.key_by(prepare(df), *key.split(", "))
+        operator = getattr(keyed if combine is None else keyed.combineRows(combine), mode)
         result: DataFrame = operator(
             statefulProcessor=processor(),
             outputStructType=output,

@@ -49,6 +49,18 @@ class RowsCount(StatefulProcessor):
         pass
 
 
+class PartialRowsCount(RowsCount):
+    """The same over rows that were combined before the shuffle."""
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Row]:
+        count, total = self._state.get() or (0, 0)
+        for row in rows:
+            count += row.n
+            total += row.total
+        self._state.update((count, total))
+        yield Row(key=key[0], n=count, total=total)
+
+
 class PandasCount(StatefulProcessor):
     """Frames in, frames out; runs unchanged in PySpark and here."""
 

@@ -46,6 +46,7 @@ _OF_MODE: dict[str, type] = {
     ARROW: counting.ArrowCount,
 }
 _NOT_DURABLE = "pyspark_ckpt rows, rocksdb, not durable"
+_PARTIAL = "pyspark_ckpt rows, rocksdb, combined before"
 _CASE = "running count"
 _COMBINED = f"pyspark_ckpt {COMBINE}, rocksdb"
 _ROW_PER_KEY = "pyspark_ckpt rows, rocksdb, a row per key"
@@ -99,6 +100,17 @@ def large(scale: float, *, with_programs: bool = False) -> Workload:
             subtask=NotDurableSubtask,
         )
     )
+    contenders.append(
+        ours(
+            ROWS,
+            counting.PartialRowsCount,
+            "key",
+            counting.OUTPUT,
+            "rocksdb",
+            combine=counting.AGGREGATES,
+            name=_PARTIAL,
+        )
+    )
     contenders += [combined(counting.AGGREGATES, "key", backend) for backend in BACKENDS]
     contenders.append(AGG)
     if with_programs:
@@ -117,7 +129,8 @@ def large(scale: float, *, with_programs: bool = False) -> Workload:
         "W1: running count and sum per key, large epochs",
         "Rows: a Python loop over the rows of each key. Pandas: the processor of PySpark's "
         "transformWithStateInPandas, unchanged. Batches and Arrow: all keys in one call, as pandas "
-        "frames and Arrow tables. Combined: declared aggregates. Not durable: an "
+        "frames and Arrow tables. Combined: declared aggregates. Combined before: "
+        "rows that were combined before the shuffle. Not durable: an "
         "operator that writes no segment, reads none back, makes no base snapshot and takes no "
         "checkpoint. groupBy.agg aggregates before the shuffle.",
         [_case(100_000, 1_000_000, scale, contenders, Epochs(5, 2), Epochs(1, 1), Sink.BATCHES)],
@@ -234,6 +247,7 @@ def _targets() -> list[Target]:
         (ours_name(PANDAS, "rocksdb"), PANDAS, 9.2),
         (rows, "PyFlink thread mode, rocksdb", 30),
         (rows, "Flink SQL, rocksdb", 4.5),
+        (_PARTIAL, "Flink SQL, rocksdb", 4.5),
         (ours_name(BATCHES, "rocksdb"), AGG.name, 0.85),
         (ours_name(ARROW, "rocksdb"), AGG.name, 0.85),
         (_COMBINED, AGG.name, 1.0),
