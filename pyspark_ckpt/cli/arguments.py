@@ -285,6 +285,12 @@ def _add_spark_commands(commands: argparse._SubParsersAction[argparse.ArgumentPa
         metavar="DIR",
         help="the query's spark.ckpt.execution.checkpointing.dir, if it is set",
     )
+    rollback.add_argument(
+        "--force",
+        action="store_true",
+        help="although the query has given a sign of life in the last two minutes: only if you "
+        "know that its driver was killed",
+    )
     rollback.set_defaults(run=spark_commands.rollback)
     for command in (plan, rollback, _prove(commands)):
         command.add_argument(

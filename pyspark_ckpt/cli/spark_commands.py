@@ -92,6 +92,11 @@ def _fields(report: ShadowReport) -> dict[str, object]:
 def rollback(arguments: Namespace) -> Result:
     """Roll the location of a stopped query back to a retained checkpoint."""
     with local_session(arguments.conf):
-        done = roll_back(arguments.location, arguments.to, arguments.checkpoints_directory)
+        done = roll_back(
+            arguments.location,
+            arguments.to,
+            arguments.checkpoints_directory,
+            force=arguments.force,
+        )
     fields = asdict(done)
     return Result(fields, facts(fields))

@@ -11,16 +11,19 @@ import re
 import secrets
 from contextlib import closing, suppress
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 from pyspark.sql import SparkSession
 
-from pyspark_ckpt.errors import CkptError, RestoreError
+from pyspark_ckpt.clock import now_ms
+from pyspark_ckpt.errors import CkptError, FencedError, RestoreError
 from pyspark_ckpt.formats.layout import (
     CHECKPOINTS_DIRECTORY,
     SEEDINGS,
     checkpoint_id_of,
     checkpoint_name,
+    is_savepoint_name,
 )
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.formats.rolled_back import (
@@ -28,6 +31,8 @@ from pyspark_ckpt.formats.rolled_back import (
     void_after_return,
     void_after_rollback,
 )
+from pyspark_ckpt.history.last_run import RunState, last_run
+from pyspark_ckpt.history.run_log import RecordedRuns
 from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
 from pyspark_ckpt.operator.quarantine.parked_keys import KEYS_STATE
@@ -41,14 +46,16 @@ from pyspark_ckpt.restore.location.exchange import (
 )
 from pyspark_ckpt.restore.location.seedings import is_half_seeded
 from pyspark_ckpt.restore.plan import RestoreRequest, plan_of
-from pyspark_ckpt.restore.seeding import seed, write_query_id
+from pyspark_ckpt.restore.seeding import QUERY_ID_NAME, seed, write_query_id
 from pyspark_ckpt.restore.source import RestoreSource
 from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.spark.operators import SparkOperator, StatefulOperators
 from pyspark_ckpt.spark.own_session import own_session
 from pyspark_ckpt.spark.paths import qualified_path
 from pyspark_ckpt.spark.plan import is_active
+from pyspark_ckpt.spark.state_files import STATE
 from pyspark_ckpt.storage.open import Storage, open_storage
+from pyspark_ckpt.stores.base import CompletedCheckpointStore
 from pyspark_ckpt.stores.open import find_store
 from pyspark_ckpt.stores.owner import check_owner, claim_directory
 
@@ -56,6 +63,7 @@ logger = library_logger(__name__)
 
 _KEPT = "_before_rollback-"
 _STAGED = "_rolling_back-"
+_OF_THE_QUERY = {QUERY_ID_NAME, "offsets", "commits", "sources", STATE, CHECKPOINTS_DIRECTORY}
 _QUERY_ID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
@@ -83,7 +91,13 @@ class Rollback:
     kept: str
 
 
-def rollback(checkpointLocation: str, to: str, checkpointsDirectory: str | None = None) -> Rollback:
+def rollback(
+    checkpointLocation: str,
+    to: str,
+    checkpointsDirectory: str | None = None,
+    *,
+    force: bool = False,
+) -> Rollback:
     """Put the location of a stopped query back to one of its retained checkpoints.
 
     Call it on the driver. The query that is started there next continues from the checkpoint: its
@@ -104,6 +118,10 @@ def rollback(checkpointLocation: str, to: str, checkpointsDirectory: str | None 
         ``chk-N``, or the name of a ``_before_rollback-...`` directory in the location.
     checkpointsDirectory : str, optional
         ``spark.ckpt.execution.checkpointing.dir``, if the query has one.
+    force : bool
+        Roll back although the query has given a sign of life in the last two minutes, and nothing
+        says that its run has ended. Only if you know that its driver is gone: a driver that runs on
+        would mix its epochs with the content that comes in.
 
     Returns
     -------
@@ -113,8 +131,10 @@ def rollback(checkpointLocation: str, to: str, checkpointsDirectory: str | None 
     Raises
     ------
     RestoreError
-        If there is no Spark session. Also if the query runs in this application, or never did, or
-        `to` is not its checkpoint.
+        If there is no Spark session. Also if the query runs, or never did, or `to` is not its
+        checkpoint, or the location is a copy of another one that owns the checkpoints.
+    FencedError
+        If another driver starts the query meanwhile, or rolls it back.
     ConfigurationError, NotBuiltYetError
         If the location is not on the local file system, or there is no storage for the scheme of
         the checkpoints directory.
@@ -138,9 +158,26 @@ def rollback(checkpointLocation: str, to: str, checkpointsDirectory: str | None 
     if finished is not None:
         return finished
     query_id = _check_stopped(spark, location)
-    _clear_leftovers(location, root)
-    wanted = _prepared(spark, location, root, to, query_id)
-    exchange(location, wanted)
+    checkpoints = _checkpoints(location, root, query_id)
+    is_return = _is_kept(to) and location.exists(to)
+    source = None if is_return else _source(location, checkpoints, to, query_id)
+    if root is not None:
+        check_owner(location, checkpoints)  # what follows would fence the driver of the original
+    if not force:
+        _check_silent(location, checkpoints)
+    with closing(find_store(checkpoints)) as store:
+        # A start, or another rollback, that comes later claims it too, and this one ends.
+        store.claim()
+        if begun_exchange(location) is not None:
+            raise _beside_another(location)
+        _clear_leftovers(location, root)
+        check_still_ours = partial(_check_still_ours, location, store, query_id)
+        try:
+            wanted = _prepared(spark, location, root, to, query_id, source)
+        except Exception:
+            check_still_ours()  # another rollback takes what was staged here for left behind
+            raise
+        exchange(location, wanted, check_still_ours)
     kept = location.url_of(wanted.kept)
     logger.info("%s is rolled back to %s; its earlier content is in %s", location.url, to, kept)
     return Rollback(location.url, to, kept)
@@ -160,56 +197,64 @@ def _finish_interrupted(location: Storage, to: str) -> Rollback | None:
 
 
 def _prepared(
-    spark: SparkSession, location: Storage, root: Storage | None, to: str, query_id: str
+    spark: SparkSession,
+    location: Storage,
+    root: Storage | None,
+    to: str,
+    query_id: str,
+    source: RestoreSource | None,
 ) -> Exchange:
-    """Stage what comes in; return the exchange that is to be done."""
+    """Stage what comes in, unless it is in `to`; return the exchange that is to be done."""
     void = read_rolled_back(location)
     token = secrets.token_hex(6)
-    if _is_kept(to) and location.exists(to):
+    if source is None:
         staged = to
         kept = location.child(to)
         void = void_after_return(read_rolled_back(kept), _id_of(kept), void, query_id)
     else:
         staged = f"{_STAGED}{token}"
         try:
-            epoch = _stage(spark, location, root, to, location.child(staged))
+            _stage(spark, location, root, source, location.child(staged))
         except BaseException:
             with suppress(CkptError, OSError):  # the next rollback clears up, too
                 _clear_leftovers(location, root)
             raise
-        void = void_after_rollback(void, query_id, epoch)
+        void = void_after_rollback(void, query_id, source.metadata.epoch)
     return Exchange(
         to=to,
         kept=f"{_KEPT}{token}",
         staged=staged,
-        outgoing=tuple(filter(_is_content, location.list())),
+        outgoing=tuple(name for name in location.list() if _is_content(location, name)),
         incoming=tuple(name for name in location.list(staged) if not is_note(name)),
         rolled_back=void,
     )
 
 
-def _stage(
-    spark: SparkSession,
-    location: Storage,
-    root: Storage | None,
-    to: str,
-    staged: Storage,
-) -> int:
-    """Fill a directory with the location's new content; return the epoch that it continues from."""
-    query_id = SparkLog(location).query_id()
-    number = checkpoint_id_of(to)
-    if number is None or query_id is None:
+def _source(location: Storage, checkpoints: Storage, to: str, query_id: str) -> RestoreSource:
+    """Return the checkpoint that is gone back to."""
+    if checkpoint_id_of(to) is None:
         raise RestoreError(
             f"{location.url} cannot be rolled back to {to!r}: give chk-N, the name of a retained "
             "checkpoint of the query that ran there"
         )
-    checkpoints = location.child(CHECKPOINTS_DIRECTORY) if root is None else root.child(query_id)
     source = RestoreSource(checkpoints.url_of(to))
     if source.metadata.query_id != query_id:
         raise RestoreError(
             f"{source.path} is a checkpoint of query {source.metadata.query_id}, {location.url} "
             f"is of {query_id}: restore it into a fresh checkpointLocation"
         )
+    return source
+
+
+def _stage(
+    spark: SparkSession,
+    location: Storage,
+    root: Storage | None,
+    source: RestoreSource,
+    staged: Storage,
+) -> None:
+    """Fill a directory with the location's new content."""
+    checkpoints = _checkpoints(location, root, source.metadata.query_id)
     # Spark's operators are not checked: they are the checkpoint's own, whatever store they use.
     names = source.metadata.source_names
     request = RestoreRequest(source.path, given_names=() if names is msgspec.UNSET else names)
@@ -228,7 +273,6 @@ def _stage(
         highest = store.last_id()
     new_checkpoints.make_directory(checkpoint_name(highest))
     logger.info("staged %s in %s", source.path, staged.url)
-    return source.metadata.epoch
 
 
 def _operators(metadata: CheckpointMetadata) -> StatefulOperators:
@@ -267,6 +311,39 @@ def _check_stopped(spark: SparkSession, location: Storage) -> str:
     if is_active(spark, query_id):
         raise RestoreError(f"query {query_id} runs at {location.url}: stop it first")
     return query_id
+
+
+def _checkpoints(location: Storage, root: Storage | None, query_id: str) -> Storage:
+    return location.child(CHECKPOINTS_DIRECTORY) if root is None else root.child(query_id)
+
+
+def _check_silent(location: Storage, checkpoints: Storage) -> None:
+    """Refuse a query that another application runs, as far as its records say."""
+    runs = RecordedRuns(checkpoints)
+    notes = runs.notes(1)
+    run = last_run(runs.starts_and_ends(), notes[-1] if notes else None, now_ms())
+    if run.state is not RunState.RUNNING:
+        return
+    assert run.started is not None  # it runs
+    raise RestoreError(
+        f"query {run.started.query_id} runs at {location.url}: {run.started.started_by} started "
+        "it, and it has given a sign of life in the last two minutes. Stop it first. If you know "
+        "that its driver was killed, wait for two minutes, or give force=True (--force)"
+    )
+
+
+def _check_still_ours(location: Storage, store: CompletedCheckpointStore, query_id: str) -> None:
+    """Check that no other driver has claimed the query, and that its content is still there."""
+    store.check()
+    if SparkLog(location).query_id() != query_id:
+        raise _beside_another(location)
+
+
+def _beside_another(location: Storage) -> FencedError:
+    return FencedError(
+        f"{location.url}: another rollback of this location began meanwhile. Look at what it did, "
+        "and call rollback again if you still need to"
+    )
 
 
 def _clear_leftovers(location: Storage, root: Storage | None) -> None:
@@ -308,9 +385,15 @@ def _remove_never_started(root: Storage, query_id: str, staged: Storage, locatio
     root.delete_directory(query_id)
 
 
-def _is_content(name: str) -> bool:
-    """Return whether a name of a location is exchanged. Its seedings stay: their numbers grow."""
-    return not name.startswith((_KEPT, _STAGED)) and name != SEEDINGS
+def _is_content(location: Storage, name: str) -> bool:
+    """Return whether a name of a location is exchanged.
+
+    Its seedings stay: their numbers grow. So do savepoints: they belong to the user, and the
+    history and other programs know them by their paths.
+    """
+    if name.startswith((_KEPT, _STAGED)) or name == SEEDINGS:
+        return False
+    return name in _OF_THE_QUERY or not any(map(is_savepoint_name, (name, *location.list(name))))
 
 
 def _is_kept(name: str) -> bool:

@@ -22,7 +22,7 @@ from pyspark_ckpt.console.data.checkpoints import retained_checkpoints
 from pyspark_ckpt.console.data.kept_files import bundled_kept_files, kept_files
 from pyspark_ckpt.console.data.places import QueryPlace, find_places
 from pyspark_ckpt.console.data.planned import plan_against
-from pyspark_ckpt.console.data.queries import SILENCE_MS, QuerySummary, RunState, summary_of
+from pyspark_ckpt.console.data.queries import QuerySummary, summary_of
 from pyspark_ckpt.console.data.snapshots import SnapshotPage, checkpoint_page
 from pyspark_ckpt.console.data.states import KeyRequest, state_page
 from pyspark_ckpt.console.data.timeline import timeline_of
@@ -30,6 +30,7 @@ from pyspark_ckpt.console.html.family import family_chart, read_savepoints
 from pyspark_ckpt.console.opening import open_console
 from pyspark_ckpt.console.server import make_app
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
+from pyspark_ckpt.history.last_run import SILENCE_MS, RunState
 from pyspark_ckpt.storage.open import LocalStorage
 from tests.query.harness import OFTEN, RETAINED, Feed, Job
 from tests.query.model import OUTPUT, Reveal

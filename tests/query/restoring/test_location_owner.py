@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from py4j.protocol import Py4JJavaError
@@ -132,9 +133,9 @@ def test_a_rollback_gives_the_location_another_directory_and_back(
             moves.append(relative)
             move(storage, relative, target)
 
-        def copy_first(location: LocalStorage, wanted: Exchange) -> None:
+        def copy_first(location: LocalStorage, wanted: Exchange, check: Any) -> None:
             shutil.copytree(location.root, job.base / "mid-copy")
-            exchange(location, wanted)
+            exchange(location, wanted, check)
 
         cut_off.setattr("pyspark_ckpt.restarting.rollback.exchange", copy_first)
         cut_off.setattr(LocalStorage, "move", move_some)
@@ -145,6 +146,8 @@ def test_a_rollback_gives_the_location_another_directory_and_back(
     rolled = ckpt.rollback(str(job.location_path), Path(first).name, root)
     with refused(ckpt.CheckpointNotFoundError, "chk-99", unchanged=job.base / "checkpoints"):
         ckpt.rollback(str(job.base / "mid-copy"), "chk-99", root)
+    with refused(ckpt.RestoreError, "does not own", unchanged=job.base):
+        ckpt.rollback(str(job.base / "old-copy"), Path(first).name, root)
     new_copy = copied(job, "new-copy", "new-out")
     with refused(ckpt.RestoreError, "new-copy", unchanged=job.base):
         new_copy.run()

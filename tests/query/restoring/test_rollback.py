@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import pyspark_ckpt as ckpt
+from pyspark_ckpt.history.run_record import RUNS
 from pyspark_ckpt.restarting import rollback as rolling_back
+from pyspark_ckpt.storage.open import LocalStorage
+from pyspark_ckpt.stores.open import find_store
 from tests.query.harness import (
     CHECKPOINT_DIR,
     INLINE,
@@ -40,8 +45,11 @@ def test_rollback(job: Job) -> None:
     made = ckpt.rollback(location, to)
     kept = Path(made.kept)
     moved = {str(kept / Path(k).relative_to(job.location_path)): v for k, v in before.items()}
-    claims = {str(path) for path in kept.glob("_exchange-*")}
-    assert {k: v for k, v in digests(kept).items() if k not in claims} == moved
+    claims = {str(path) for path in kept.glob("_exchange-*")}  # and a term of a driver, below
+    found = {k: v for k, v in digests(kept).items() if k not in claims}
+    (term,) = found.keys() - moved.keys()
+    assert Path(term).parent.name == "drivers"
+    assert {k: v for k, v in found.items() if k != term} == moved
     with refused(ckpt.RestoreError, "out", "new path", unchanged=job.base):
         job.run()
     again = job.but(out="out2")
@@ -80,8 +88,12 @@ def test_a_rollback_that_fails_leaves_nothing_behind(
     first = paths_in(metadata_json(checkpoints / of_epoch[0])["operators"])
     damaged = checkpoints / min(paths_in(newest["operators"]) - first)
     flip_bit(damaged)
-    with refused(ckpt.CorruptFileError, damaged.name, unchanged=job.base):
+    before = digests(job.base)
+    with pytest.raises(ckpt.CorruptFileError, match=damaged.name):
         ckpt.rollback(str(job.location_path), of_epoch[1], str(outside))
+    (term,) = digests(job.base).keys() - before.keys()  # of a driver: others are fenced
+    assert Path(term).parent.name == "drivers"
+    assert before.items() <= digests(job.base).items()
 
     with monkeypatch.context() as patch:  # as if it were killed: nothing is cleared
         patch.setattr(rolling_back, "_clear_leftovers", lambda *_: None)
@@ -95,3 +107,94 @@ def test_a_rollback_that_fails_leaves_nothing_behind(
     again = job.but(out="out2")
     again.run()
     assert again.result() == expected_after(job.feed.rows, 20)
+
+
+def test_a_query_that_another_application_may_run_is_refused(job: Job) -> None:
+    """A driver that was killed leaves no end of its run, as one that runs on."""
+    job = job.using({INLINE: "0b", RETAINED: 10})
+    for epoch in range(2):
+        job.feed.add(events_of(epoch))
+        query = job.run()
+    to = f"chk-{min(row.checkpoint_id for row in completed(query))}"
+    for record in (job.checkpoint_path / RUNS).glob("*-ended-*.json"):
+        record.unlink()
+    # Nothing is claimed either: a driver that runs on is not fenced.
+    with refused(ckpt.RestoreError, "runs at", "force", unchanged=job.base):
+        ckpt.rollback(str(job.location_path), to)
+    assert not list(job.location_path.glob("_before_rollback-*"))
+    ckpt.rollback(str(job.location_path), to, force=True)
+    job.but(out="out2").run()
+    assert job.but(out="out2").result() == expected_after(job.feed.rows, 20)
+
+
+def test_of_two_rollbacks_at_once_the_later_one_counts(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes what the first has staged for left behind. The first finds itself fenced."""
+    job = job.using({INLINE: "0b", RETAINED: 10})
+    for epoch in range(3):
+        job.feed.add(events_of(epoch))
+        query = job.run()
+    names = {row.epoch: Path(row.path).name for row in completed(query)}
+    location = str(job.location_path)
+    seed = rolling_back.seed
+
+    def beside_another(*arguments: Any, **named: Any) -> None:
+        monkeypatch.setattr(rolling_back, "seed", seed)
+        ckpt.rollback(location, names[0])
+        seed(*arguments, **named)
+
+    monkeypatch.setattr(rolling_back, "seed", beside_another)
+    with pytest.raises(ckpt.FencedError):
+        ckpt.rollback(location, names[1])
+    assert len(list(job.location_path.glob("_before_rollback-*"))) == 1
+    again = job.but(out="out2")
+    again.run()
+    assert again.result() == expected_after(job.feed.rows, 20)
+
+
+@pytest.mark.parametrize("finished", [False, True], ids=["begins", "has ended"])
+def test_a_rollback_that_is_overtaken_at_its_last_step_changes_nothing(
+    job: Job, monkeypatch: pytest.MonkeyPatch, finished: bool
+) -> None:
+    """Another one claims the location behind the staging, when nothing was moved yet."""
+    job = job.using({INLINE: "0b", RETAINED: 10})
+    for epoch in range(3):
+        job.feed.add(events_of(epoch))
+        query = job.run()
+    names = {row.epoch: Path(row.path).name for row in completed(query)}
+    location = str(job.location_path)
+    exchange = rolling_back.exchange
+
+    def overtaken(*arguments: Any) -> None:
+        monkeypatch.setattr(rolling_back, "exchange", exchange)
+        if finished:
+            ckpt.rollback(location, names[0])
+        else:
+            with closing(find_store(LocalStorage(job.checkpoint_path))) as store:
+                store.claim()
+        exchange(*arguments)
+
+    monkeypatch.setattr(rolling_back, "exchange", overtaken)
+    with pytest.raises(ckpt.FencedError):
+        ckpt.rollback(location, names[1])
+    again = job.but(out="out2") if finished else job
+    again.run()
+    wanted = expected_after(job.feed.rows, 20) if finished else expected(job.feed.rows)
+    assert again.result() == wanted
+
+
+def test_savepoints_in_the_location_stay_where_they_are(job: Job) -> None:
+    """The history has their paths, and what was before a rollback may be deleted."""
+    job = job.using({INLINE: "0b", RETAINED: 10})
+    job.feed.add(events_of(0))
+    location = job.location_path
+    with job.running() as query:
+        query.processAllAvailable()
+        first = query.triggerSavepoint(str(location / "savepoints"))
+        second = query.triggerSavepoint(str(location))
+        checkpoint = query.triggerCheckpoint()
+    made = ckpt.rollback(str(location), f"chk-{checkpoint.checkpoint_id}")
+    assert {"offsets", "pyspark_ckpt"} <= {path.name for path in Path(made.kept).iterdir()}
+    for savepoint in (first, second):
+        assert ckpt.verify(savepoint.path)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pyspark_ckpt.console.data.queries import RunState, last_run
+from pyspark_ckpt.history.last_run import RunState, last_run
 from pyspark_ckpt.history.run_record import RunEnded, RunNote, RunStarted
 
 NOW_MS = 1_000_000
