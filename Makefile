@@ -65,7 +65,7 @@ fuzz: $(VENV)/.dev ## Feed changed files to every parser of stored bytes, half a
 	$(BIN)/python -m tests.fuzzing.run $(EXAMPLES) --results tests/fuzzing/results.json $(ARGS)
 
 mutate: $(VENV)/.dev ## Break each line of safety, and show that a test fails; half an hour
-	$(BIN)/python tools/mutate.py $(ARGS)
+	$(BIN)/python -m tools.mutate $(ARGS)
 
 KILLS ?= 1000
 torture: $(CLASSES) ## Kill and pause drivers, executors and workers, fill and slow the disk; four hours for KILLS=1000 faults; SEED=7

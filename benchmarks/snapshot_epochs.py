@@ -32,6 +32,8 @@ from benchmarks.runs.spark_run import report_epochs
 from benchmarks.workloads import counting
 from pyspark_ckpt.checkpoint.handles import read_handles
 from pyspark_ckpt.formats.handle import Handle
+from pyspark_ckpt.spark.log import SparkLog
+from pyspark_ckpt.storage.open import open_storage
 
 _OPERATOR = 0
 _PERCENT_PER_SNAPSHOT = 1.0
@@ -139,11 +141,12 @@ def _observed(
         for row in query.checkpoints().collect()
     ]
     observed = []
+    log = SparkLog(open_storage(location))
     before: list[Handle] = []
     for epoch in epochs:
         # Spark keeps the state of this many epochs only.
         is_kept = epoch.number > len(epochs) - 90
-        handles = read_handles(spark, location, epoch.number, _OPERATOR) if is_kept else []
+        handles = read_handles(spark, log, epoch.number, _OPERATOR, None) if is_kept else []
         ended_at = epoch.started_at + epoch.ms / 1000
         observed.append(
             ObservedEpoch(

@@ -10,30 +10,62 @@ from pyspark_ckpt.checkpoint.query_files import QueryFiles
 from pyspark_ckpt.errors import CheckpointAbortedError, CkptError
 from pyspark_ckpt.formats.handle import Handle, decode_handle
 from pyspark_ckpt.formats.initial_handles import not_woken, subtasks_not_woken
+from pyspark_ckpt.spark.log import SparkLog
+from pyspark_ckpt.spark.state_files import STATE
 from pyspark_ckpt.spark.state_reader import (
     FEW_PARTITIONS,
     STORES_WITH_CHANGES,
     encoded_handle,
     encoded_handles,
     encoded_handles_written_in,
+    partitions_missing,
     written_handles,
 )
+from pyspark_ckpt.storage.open import Storage
 
 
 def read_handles(
-    spark: SparkSession, checkpoint_location: str, epoch: int, operator_id: int
+    spark: SparkSession, log: SparkLog, epoch: int, operator_id: int, parallelism: int | None
 ) -> list[Handle]:
-    """Return the handles of an operator in Spark's state store at an epoch, unchecked."""
-    return _by_subtask(encoded_handles(spark, checkpoint_location, epoch, operator_id))
+    """Return the handles of an operator in Spark's state store at an epoch, unchecked.
+
+    Parameters
+    ----------
+    spark
+        The session.
+    log
+        Spark's files in the location.
+    epoch, operator_id
+        The epoch of the operator.
+    parallelism
+        Of the operator; ``None`` if it is unknown.
+
+    Raises
+    ------
+    CorruptFileError
+        If Spark does not have the state of all subtasks.
+    """
+    if parallelism is not None:
+        _check_names(log.storage, epoch, operator_id, parallelism)
+    place = log.storage.hadoop_url, epoch, operator_id, parallelism
+    return _by_subtask(encoded_handles(spark, *place))
+
+
+def _check_names(location: Storage, epoch: int, operator_id: int, parallelism: int) -> None:
+    """Check that each subtask has a directory: Spark names a gap badly, and an end not at all."""
+    directory = f"{STATE}/{operator_id}"
+    missing = {*map(str, range(parallelism))} - {*location.list(directory)}
+    if missing:
+        what = f"lacks the partitions {', '.join(sorted(missing, key=int))} of Spark's state"
+        raise partitions_missing(location.url_of(directory), epoch, what)
 
 
 def all_handles(spark: SparkSession, query: QueryFiles, epoch: int) -> list[Handle]:
     """Return the handles of all operators of a query at an epoch, unchecked."""
-    location = query.checkpoint_location
     return [
         handle
-        for operator_id in query.operators.ours
-        for handle in read_handles(spark, location, epoch, operator_id)
+        for operator_id, operator in query.operators.ours.items()
+        for handle in read_handles(spark, query.spark_log, epoch, operator_id, operator.parallelism)
     ]
 
 
@@ -51,12 +83,12 @@ def committed_handles(
         If Spark does not hold one handle per subtask of this operator, or a subtask did not start
         from its initial state.
     CorruptFileError
-        If Spark's offsets of the epoch cannot be read.
+        If Spark's offsets of the epoch cannot be read, or Spark has lost the state of a subtask.
     """
-    handles = _if_all_wrote(spark, query, epoch, operator_id) or read_handles(
-        spark, query.checkpoint_location, epoch, operator_id
-    )
     operator = query.operators.ours[operator_id]
+    handles = _if_all_wrote(spark, query, epoch, operator_id) or read_handles(
+        spark, query.spark_log, epoch, operator_id, operator.parallelism
+    )
     if operator.initial_state is not None:
         found = query.storage, operator.uid, operator.parallelism, handles
         if missing := subtasks_not_woken(*found):

@@ -116,10 +116,15 @@ def check_stored_operators(
     RestoreError
         If a subtask did not start from its initial state.
     """
+
+    def parallelism_of(operator_id: int) -> int | None:
+        operator = operators.ours.get(operator_id)
+        return None if operator is None else operator.parallelism
+
     _check_names(log, operators)
     root = log.storage.hadoop_url
     stored = {
-        operator_id: read_handles(spark, root, epoch, operator_id)
+        operator_id: read_handles(spark, log, epoch, operator_id, parallelism_of(operator_id))
         for operator_id in log.operator_ids()
         if operator_id not in operators.spark_operators
     }

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from pyspark_ckpt.errors import ConfigurationError
+from pyspark_ckpt.errors import ConfigurationError, CorruptFileError
 from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.sessions.kind import is_connect
 
@@ -145,24 +146,75 @@ def check_state_can_be_read(checkpoint_location: str) -> None:
 
 
 def encoded_handles(
-    spark: SparkSession, checkpoint_location: str, epoch: int, operator_id: int
+    spark: SparkSession,
+    checkpoint_location: str,
+    epoch: int,
+    operator_id: int,
+    partitions: int | None,
 ) -> list[bytes]:
     """Return the handles of an operator at an epoch, in any order.
 
     Call it on the driver. With more than :data:`FEW_PARTITIONS` it runs a Spark job.
 
+    Parameters
+    ----------
+    spark, checkpoint_location, epoch, operator_id
+        The epoch of the operator.
+    partitions
+        How many partitions the operator has; ``None`` if that is unknown. Spark's source lists the
+        directories of the partitions, and takes those that it finds for all. Over Spark Connect it
+        does not say how many it found.
+
     Raises
     ------
+    CorruptFileError
+        If Spark found fewer partitions, or more.
     PySparkException
         If Spark cannot read its state.
     """
     options = {"batchId": str(epoch), "operatorId": str(operator_id)}
+    place = _Partitions(checkpoint_location, operator_id, epoch, partitions)
     with quiet_reading(spark):
-        handles = _read_on_driver(spark, {**options, "path": checkpoint_location})
-        if handles is not None:
-            return handles
+        if not is_connect(spark):
+            with _active(spark):
+                table = _table(spark, {**options, "path": checkpoint_location})
+                handles = _read_few(spark, table, place)
+            if handles is not None:
+                return handles
         rows = spark.read.format(_FORMAT).options(**options).load(checkpoint_location)
-        return [bytes(row[0]) for row in rows.select("value.groupState.handle").collect()]
+        found = rows.select("value.groupState.handle")
+        if not is_connect(spark):
+            execution: Any = found._jdf.queryExecution()  # the one that collect() runs
+            place.check(execution.executedPlan().execute().getNumPartitions())
+        return [bytes(row[0]) for row in found.collect()]
+
+
+@dataclass(frozen=True, slots=True)
+class _Partitions:
+    """The partitions that an operator's state must have."""
+
+    checkpoint_location: str
+    operator_id: int
+    epoch: int
+    wanted: int | None
+
+    def check(self, found: int) -> None:
+        """Check how many partitions Spark found."""
+        if self.wanted is not None and found != self.wanted:
+            raise partitions_missing(
+                f"{self.checkpoint_location}/state/{self.operator_id}",
+                self.epoch,
+                f"has {found} partitions of Spark's state and not {self.wanted}",
+            )
+
+
+def partitions_missing(directory: str, epoch: int, what: str) -> CorruptFileError:
+    """Return the error of an operator whose state is there in part."""
+    return CorruptFileError(
+        f"{directory}, epoch {epoch}: it {what}. Its state would be smaller than it was: somebody "
+        "has deleted or moved directories in it, or copied it in part, or the storage lists old "
+        "names. Put them back, or restore from a checkpoint or savepoint"
+    )
 
 
 def encoded_handle(
@@ -185,9 +237,13 @@ def encoded_handle(
     with quiet_reading(spark), _active(spark):
         table = _table(spark, {**options, "path": checkpoint_location})
         batch, partitions = _planned(spark, table)
-        (wanted,) = [each for each in partitions if each.partition() == partition]
+        wanted = [each for each in partitions if each.partition() == partition]
+        if not wanted:
+            raise partitions_missing(
+                f"{checkpoint_location}/state/{operator_id}", epoch, f"has no partition {partition}"
+            )
         return _read(
-            spark, batch.createReaderFactory().createReader(wanted), _Place(table.schema())
+            spark, batch.createReaderFactory().createReader(wanted[0]), _Place(table.schema())
         )
 
 
@@ -238,9 +294,13 @@ def _read_on_driver(spark: SparkSession, options: dict[str, str]) -> list[bytes]
         return _read_few(spark, _table(spark, options))
 
 
-def _read_few(spark: SparkSession, table: Any) -> list[bytes] | None:
+def _read_few(
+    spark: SparkSession, table: Any, wanted: _Partitions | None = None
+) -> list[bytes] | None:
     """Read the handles on the driver, unless there are too many partitions."""
     batch, partitions = _planned(spark, table)
+    if wanted is not None:
+        wanted.check(len(partitions))
     if len(partitions) > FEW_PARTITIONS:
         return None
     factory = batch.createReaderFactory()

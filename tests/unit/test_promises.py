@@ -33,7 +33,7 @@ def test_a_named_test_exists(name: str) -> None:
 
 
 def test_the_page_has_the_table_of_the_lines_of_safety() -> None:
-    assert PAGE.rstrip().endswith(mutate.table()), "append `python tools/mutate.py --table`"
+    assert PAGE.rstrip().endswith(mutate.table()), "append `python -m tools.mutate --table`"
 
 
 @pytest.mark.parametrize("mutation", mutate.MUTATIONS, ids=lambda each: each.name)

@@ -10,7 +10,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pyspark_ckpt.checkpoint.handles import read_handles
+from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.spark.state_reader import FEW_PARTITIONS
+from pyspark_ckpt.storage.open import LocalStorage
 from tests.query.harness import Job
 from tests.query.model import events_of
 from tests.query.session_conf import session_conf
@@ -51,7 +53,8 @@ def test_no_warning_for_a_checkpoint(job: Job, log: Path, parallelism: int) -> N
     job.spark.read.format("statestore").load(location).collect()
     before = log.read_text().count(WARNING)
     assert before >= parallelism
-    assert len(read_handles(job.spark, location, 1, 0)) <= parallelism
+    files = SparkLog(LocalStorage(job.location_path))
+    assert len(read_handles(job.spark, files, 1, 0, parallelism)) <= parallelism
     assert log.read_text().count(WARNING) == before
     assert job.spark.sparkContext.getLocalProperty("mdc.pyspark_ckpt") is None
     job.spark.read.format("statestore").load(location).collect()

@@ -18,6 +18,7 @@ from pyspark_ckpt.checkpoint.handles import committed_handles, read_handles
 from pyspark_ckpt.formats.handle import decode_handle, without_later_fields
 from pyspark_ckpt.formats.metadata_file import read_metadata
 from pyspark_ckpt.spark import state_reader as state_rows
+from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.spark.state_reader import encoded_handles, written_handles
 from pyspark_ckpt.storage.open import LocalStorage
 from tests.query.harness import Job, completed
@@ -26,6 +27,10 @@ from tests.query.model import events_of
 PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 CHANGES = "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled"
 PACKAGE = "org.apache.spark.sql.execution.streaming.state"
+
+
+def log_of(job: Job) -> SparkLog:
+    return SparkLog(LocalStorage(job.location_path))
 
 
 @pytest.fixture(params=["HDFSBacked", "RocksDB", "RocksDB with changes"])
@@ -62,11 +67,11 @@ def test_the_driver_reads_what_a_job_reads(
 
     session.sparkContext.setJobGroup(group, "none is expected")
     try:
-        read = sorted(encoded_handles(session, str(job.location_path), 1, 0))
+        read = sorted(encoded_handles(session, str(job.location_path), 1, 0, 2))
         written = sorted(written_handles(session, str(job.location_path), 1, 0))
         assert number_of_jobs() == 0
         monkeypatch.setattr(state_rows, "FEW_PARTITIONS", 1)
-        assert sorted(encoded_handles(session, str(job.location_path), 1, 0)) == read
+        assert sorted(encoded_handles(session, str(job.location_path), 1, 0, 2)) == read
         assert number_of_jobs() == 1
     finally:
         session.sparkContext._jsc.clearJobGroup()
@@ -80,7 +85,7 @@ def test_an_epoch_that_spark_does_not_have(job: Job) -> None:
     job.feed.add(events_of(0))
     job.run()
     with pytest.raises(PySparkException):
-        encoded_handles(job.spark, str(job.location_path), 7, 0)
+        encoded_handles(job.spark, str(job.location_path), 7, 0, 2)
 
 
 def test_the_active_session_stays(job: Job) -> None:
@@ -88,7 +93,7 @@ def test_the_active_session_stays(job: Job) -> None:
     job.run()
     active = SparkSession.getActiveSession()
     assert active is not None
-    encoded_handles(job.spark.newSession(), str(job.location_path), 0, 0)
+    encoded_handles(job.spark.newSession(), str(job.location_path), 0, 0, 2)
     after = SparkSession.getActiveSession()
     assert after is not None
     assert after._jsparkSession.equals(active._jsparkSession)
@@ -108,7 +113,7 @@ def test_a_checkpoint_has_the_handles_of_its_epoch(
     job.feed.add(*map(events_of, range(3)))
     query = job.but(spark=session).run()
     [checkpoint] = [row for row in completed(query) if row.epoch == 2]
-    read = read_handles(session, str(job.location_path), 2, 0)
+    read = read_handles(session, log_of(job), 2, 0, 2)
     metadata = read_metadata(LocalStorage(Path(checkpoint.path)))
     assert list(metadata.operators[0].handles) == list(map(without_later_fields, read))
     assert asked == ([2] if store == "HDFSBacked" else [])
@@ -121,7 +126,7 @@ def test_a_subtask_without_rows_has_the_handle_that_it_had(job: Job, spark: Spar
     place = (spark, str(job.location_path), 1, 0)
     [written] = map(decode_handle, written_handles(*place))
     handles = committed_handles(spark, query._coordinator._files, 1, 0)
-    assert handles == tuple(read_handles(*place))
+    assert handles == tuple(read_handles(spark, log_of(job), 1, 0, 2))
     assert sorted((handle.subtask, handle.epoch) for handle in handles) == sorted(
         [(written.subtask, 1), (1 - written.subtask, 0)]
     )
@@ -149,7 +154,7 @@ def test_changes_with_a_removed_state_do_not_count(job: Job, spark: SparkSession
     )
     assert written_handles(spark, location, 0, 0) == [b"a"]
     assert written_handles(spark, location, 1, 0) == []
-    assert encoded_handles(spark, location, 1, 0) == [b"b"]
+    assert encoded_handles(spark, location, 1, 0, None) == [b"b"]
 
 
 @pytest.mark.parametrize("size", [0, 1, 3999, 4000, 4001, 30_000])

@@ -19,8 +19,9 @@ from pyspark_ckpt.formats.handle import decode_handle
 from pyspark_ckpt.live import newest_handles, replica
 from pyspark_ckpt.live.newest_handles import CommittedEpoch, CommittedEpochs
 from pyspark_ckpt.live.state_changes import handles_in_changes
+from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.spark.session import reading_session
-from pyspark_ckpt.storage.open import open_storage
+from pyspark_ckpt.storage.open import LocalStorage, open_storage
 from tests.query.harness import BACKEND, BACKENDS, INLINE, OFTEN, RETAINED, Feed, Job
 from tests.query.model import Count, Event, events_of, states_after
 from tests.query.timed import at, timed_feed
@@ -185,9 +186,9 @@ def test_changes_files_have_what_spark_reads(job: Job, spark: SparkSession) -> N
     job.feed.add(*[events_of(epoch) for epoch in range(3)], [("k1", 1)])
     job.run()
     location = open_storage(str(job.location_path))
-    compared = 0
+    compared, log = 0, SparkLog(LocalStorage(job.location_path))
     for epoch in range(4):
-        of_spark = read_handles(reading_session(spark), str(job.location_path), epoch, 0)
+        of_spark = read_handles(reading_session(spark), log, epoch, 0, 2)
         for handle in of_spark:
             found = handles_in_changes(location, 0, handle.subtask, epoch)
             assert found is not None

@@ -1,0 +1,337 @@
+"""The lines of safety that :mod:`tools.mutate` breaks, and the test that must fail for each."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Mutation(NamedTuple):
+    """A line of safety: what it is, where, its change, and the test that must fail."""
+
+    name: str
+    file: str
+    line: str
+    changed: str
+    test: str
+
+
+_LOCAL = "tests/unit/storage/test_local.py"
+_NEWER = "tests/unit/formats/test_newer_formats.py"
+_HOSTILE = "tests/unit/restore/test_hostile_savepoint.py"
+_OTHERS = "tests/query/restoring/test_restart_among_others.py"
+
+MUTATIONS = (
+    Mutation(
+        "fsync of a file",
+        "pyspark_ckpt/storage/local.py",
+        "                os.fsync(file.fileno())\n",
+        "",
+        f"{_LOCAL}::test_a_file_is_durable_before_it_has_its_name_and_the_name_when_write_returns",
+    ),
+    Mutation(
+        "fsync of a file's name",
+        "pyspark_ckpt/storage/local.py",
+        "        _sync_directory(path.parent)\n        return digested",
+        "        return digested",
+        f"{_LOCAL}::test_a_file_is_durable_before_it_has_its_name_and_the_name_when_write_returns",
+    ),
+    Mutation(
+        "fsync of a directory that another process made",
+        "pyspark_ckpt/storage/local.py",
+        "    return (str(directory), status.st_ino) in _durable_directories",
+        "    return True",
+        f"{_LOCAL}::test_a_directory_of_a_killed_process_is_made_durable",
+    ),
+    Mutation(
+        "fsync after a deletion",
+        "pyspark_ckpt/storage/local.py",
+        "            if directory.is_dir():\n                _sync_directory(directory)",
+        "            pass",
+        f"{_LOCAL}::test_a_deletion_is_durable_when_delete_returns",
+    ),
+    Mutation(
+        "exclusive create, local",
+        "pyspark_ckpt/storage/local.py",
+        "give_name(temporary, path)  # unlike",
+        "temporary.replace(path)  # unlike",
+        "tests/unit/storage/test_storages.py -k TestLocalStorage",
+    ),
+    Mutation(
+        "exclusive create, S3",
+        "pyspark_ckpt/storage/servers/s3.py",
+        'Body=body, IfNoneMatch="*", Metadata',
+        "Body=body, Metadata",
+        "tests/unit/storage/test_storages.py -k S3",
+    ),
+    Mutation(
+        "digest of a file that is read",
+        "pyspark_ckpt/storage/local.py",
+        "            _checked(path, reference)(sha256_of(file))\n",
+        "",
+        "tests/unit/storage/test_storages.py -k TestLocalStorage",
+    ),
+    Mutation(
+        "digest of _metadata",
+        "pyspark_ckpt/formats/metadata_file.py",
+        "hashlib.sha256(body).digest() != digest",
+        "False",
+        "tests/unit/formats/test_metadata_file.py",
+    ),
+    Mutation(
+        "fence of a driver",
+        "pyspark_ckpt/stores/directory.py",
+        "if self._storage.exists(term_path(self._term + 1)):",
+        "if False:",
+        "tests/unit/stores",
+    ),
+    Mutation(
+        "names that a killed driver left",
+        "pyspark_ckpt/stores/directory.py",
+        "            self._storage.make_durable(checkpoint_name(number))",
+        "            pass",
+        "tests/unit/stores/test_directory.py",
+    ),
+    Mutation(
+        "author of a checkpoint's id",
+        "pyspark_ckpt/stores/directory.py",
+        "        self._reserved.discard(checkpoint_id)\n        #",
+        "        self._reserved.discard(checkpoint_id)\n        return\n        #",
+        "tests/unit/stores",
+    ),
+    Mutation(
+        "lineage of the local copy",
+        "pyspark_ckpt/operator/durable/local_version.py",
+        "    return version if version in lineage else None",
+        "    return lineage[-1]",
+        "tests/unit/operator/durable/test_local_copy.py",
+    ),
+    Mutation(
+        "hold of the cleaner",
+        "pyspark_ckpt/checkpoint/cleaning.py",
+        "may_clean = self._is_cleaning = self._holds == 0",
+        "may_clean = self._is_cleaning = True",
+        "tests/unit/checkpoint/test_cleaning_hold.py",
+    ),
+    Mutation(
+        "pins of readers",
+        "pyspark_ckpt/checkpoint/cleaning.py",
+        "return pinned_files(self._storage, now) if found else set()",
+        "return set()",
+        "tests/query/checkpoints/test_readers.py",
+    ),
+    Mutation(
+        "files of pending base snapshots",
+        "pyspark_ckpt/checkpoint/cleaning.py",
+        "        file.snapshot_id not in pending\n        and ",
+        "        ",
+        "tests/unit/checkpoint/test_cleaner.py",
+    ),
+    Mutation(
+        "files that must exist before a checkpoint is published",
+        "pyspark_ckpt/checkpoint/contents.py",
+        "    check(query.storage, contents.files())\n",
+        "",
+        "tests/unit/checkpoint/test_contents.py",
+    ),
+    Mutation(
+        "files of a checkpoint that cannot be read",
+        "pyspark_ckpt/checkpoint/cleaning.py",
+        "                    metadata,\n                )\n                return\n",
+        "                    metadata,\n                )\n                continue\n",
+        "tests/unit/checkpoint/test_cleaner.py",
+    ),
+    Mutation(
+        "marker of a savepoint that is not complete",
+        "pyspark_ckpt/savepoint/savepoint.py",
+        "        if not self.target.exists(IN_PROGRESS_NAME):",
+        "        if False:",
+        "tests/unit/savepoint",
+    ),
+    Mutation(
+        "newer formats of a handle",
+        "pyspark_ckpt/formats/handle.py",
+        "if header.format_version > HANDLE_FORMAT_VERSION:",
+        "if False:",
+        "tests/unit/formats/test_handle.py",
+    ),
+    Mutation(
+        "newer formats of _metadata",
+        "pyspark_ckpt/formats/metadata_file.py",
+        "    if version > METADATA_FORMAT_VERSION:",
+        "    if False:",
+        _NEWER,
+    ),
+    Mutation(
+        "newer formats of change files",
+        "pyspark_ckpt/formats/change_file.py",
+        "MAGIC < magic <= MAGIC",
+        "MAGIC > magic <= MAGIC",
+        _NEWER,
+    ),
+    Mutation(
+        "newer formats of canonical files",
+        "pyspark_ckpt/formats/canonical_file.py",
+        "    if version is not None and _is_newer(version):",
+        "    if False:",
+        _NEWER,
+    ),
+    Mutation(
+        "newer formats of captures",
+        "pyspark_ckpt/operator/capture/capture_file.py",
+        "        if version > CAPTURE_FORMAT_VERSION:",
+        "        if False:",
+        "tests/unit/testing/test_replay.py -k newer",
+    ),
+    Mutation(
+        "digest of a captured section",
+        "pyspark_ckpt/operator/capture/capture_file.py",
+        "        if hashlib.sha256(data).hexdigest() != section.sha256:",
+        "        if False:",
+        "tests/unit/testing/test_replay.py",
+    ),
+    Mutation(
+        "look for a driver that has taken a seeding over",
+        "pyspark_ckpt/restore/location/seedings.py",
+        "        if self._location.exists(seeding_path(self._number + 1)):",
+        "        if False:",
+        "tests/unit/restore/location/test_seedings.py",
+    ),
+    Mutation(
+        "end of a seeding that another driver has taken over",
+        "pyspark_ckpt/restore/location/seedings.py",
+        """        except FileExistsError as exc:
+            raise _taken_over(self._location) from exc
+        self._location.delete([SEEDING_MARKER])""",
+        """        except FileExistsError:
+            pass
+        self._location.delete([SEEDING_MARKER])""",
+        "tests/unit/restore/location/test_seedings.py",
+    ),
+    Mutation(
+        "end of a seeding that a power loss may take",
+        "pyspark_ckpt/restore/location/seedings.py",
+        "    location.make_durable(SEEDINGS)",
+        "    pass",
+        "tests/unit/restore/location/test_seedings.py",
+    ),
+    Mutation(
+        "epochs that began beside a seeding",
+        "pyspark_ckpt/restore/location/seedings.py",
+        "    try:\n        _check_fresh(location)",
+        "    try:\n        pass",
+        "tests/unit/restore/location/test_seedings.py",
+    ),
+    Mutation(
+        "types of schemas that PySpark would import",
+        "pyspark_ckpt/formats/metadata_check.py",
+        "    if has_user_type:",
+        "    if False:",
+        _HOSTILE,
+    ),
+    Mutation(
+        "types of schemas that Spark would load",
+        "pyspark_ckpt/restore/spark_files.py",
+        "    if _USER_DEFINED.search(content) or _ESCAPE.search(content):",
+        "    if False:",
+        _HOSTILE,
+    ),
+    Mutation(
+        "names in Spark's archives",
+        "pyspark_ckpt/restore/spark_files.py",
+        "    if not isinstance(value, str) or not _PLAIN_NAME.fullmatch(value):",
+        "    if False:",
+        _HOSTILE,
+    ),
+    Mutation(
+        "most bytes of an archive of Spark's",
+        "pyspark_ckpt/restore/spark_files.py",
+        "            if sum(entry.file_size for entry in entries) > MAX_CHECKED_BYTES:",
+        "            if False:",
+        _HOSTILE,
+    ),
+    Mutation(
+        "most files and objects of _metadata",
+        "pyspark_ckpt/formats/metadata_check.py",
+        "        if found > most:",
+        "        if False:",
+        _HOSTILE,
+    ),
+    Mutation(
+        "claim of an exchange",
+        "pyspark_ckpt/restore/location/exchange.py",
+        "        if self._location.exists(self._next) or begun_exchange(self._location) "
+        "!= self._begun:",
+        "        if False:",
+        "tests/unit/restore/location/test_exchange.py",
+    ),
+    Mutation(
+        "new content that was deleted before it was moved in",
+        "pyspark_ckpt/restore/location/exchange.py",
+        "    if set(missing) - rewritten:",
+        "    if False:",
+        "tests/unit/restore/location/test_exchange.py",
+    ),
+    Mutation(
+        "proof of a candidate before its promotion",
+        "pyspark_ckpt/shadowing/shadow.py",
+        "        if not report.is_equal:",
+        "        if False:",
+        "tests/query/restoring/test_shadow.py::test_a_planted_difference_is_named",
+    ),
+    Mutation(
+        "one stop with a savepoint at a time",
+        "pyspark_ckpt/restarting/stopping.py",
+        "        with self._for_good:",
+        "        if True:",
+        f"{_OTHERS}::test_two_stops_at_once_run_no_epoch_behind_the_savepoint",
+    ),
+    Mutation(
+        "no restart of a query that somebody stopped",
+        "pyspark_ckpt/query/stopping/stops.py",
+        "        return self._restart.has_begun and not self._restart.is_unwanted",
+        "        return True",
+        f"{_OTHERS} -k stays_stopped",
+    ),
+    Mutation(
+        "timers of parked keys",
+        "pyspark_ckpt/operator/state/timers.py",
+        "        return next(found, PARKED_TIMERS_MS)",
+        "        return next(found, None)",
+        "tests/query/state/test_quarantine.py::test_timers_of_parked_keys_keep_their_clock",
+    ),
+    Mutation(
+        "marks of a combined state that another program wrote",
+        "pyspark_ckpt/operator/schema/evolution.py",
+        "place.get(field.name, added + 1 if field.name in marks else added)",
+        "place.get(field.name, added)",
+        "tests/unit/operator/schema/test_evolution.py",
+    ),
+    Mutation(
+        "the number of partitions that Spark found",
+        "pyspark_ckpt/spark/state_reader.py",
+        "if self.wanted is not None and found != self.wanted:",
+        "if self.wanted is not None and found > self.wanted:",
+        "tests/query/checkpoints/test_missing_partitions.py",
+    ),
+    Mutation(
+        "the names of the partitions",
+        "pyspark_ckpt/checkpoint/handles.py",
+        "    if missing:\n        what =",
+        "    if False:\n        what =",
+        "tests/query/checkpoints/test_missing_partitions.py",
+    ),
+    Mutation(
+        "a rollback beside another one",
+        "pyspark_ckpt/restarting/rollback.py",
+        "        exchange(location, wanted, check_still_ours)",
+        "        exchange(location, wanted)",
+        "tests/query/restoring/test_rollback.py -k overtaken",
+    ),
+    Mutation(
+        "a rollback of a query that runs elsewhere",
+        "pyspark_ckpt/restarting/rollback.py",
+        "    if run.state is not RunState.RUNNING:",
+        "    if True:",
+        "tests/query/restoring/test_rollback.py -k another_application",
+    ),
+)
