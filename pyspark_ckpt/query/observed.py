@@ -126,9 +126,12 @@ class ObservedQuery(StreamingQuery):
 
     @property
     def isActive(self) -> bool:
-        """Whether the query runs or is restarted in place; as ``StreamingQuery.isActive``."""
+        """Whether the query runs; as ``StreamingQuery.isActive``.
+
+        Also while it is restarted in place, and until a stop with a savepoint has made it.
+        """
         run = self._query
-        if run.isActive or self._is_restarting:
+        if run.isActive or self._is_restarting or self._coordinator.stops.is_saving:
             return True
         return self._query is not run and self._query.isActive  # a restart ended meanwhile
 

@@ -70,6 +70,11 @@ class WorkUnderWay:
         self._changed = threading.Condition()
         self._workers: list[int] = []
 
+    @property
+    def is_under_way(self) -> bool:
+        """Whether a thread is at work, this one or another."""
+        return bool(self._workers)
+
     @contextmanager
     def under_way(self) -> Iterator[None]:
         """Count this thread as at work while the context lasts."""
@@ -224,7 +229,8 @@ class RequestHandler:
             target=self._do,
             args=(request_id, request, target),
             name=f"pyspark_ckpt request {request_id}",
-            daemon=True,
+            # The query ends before its savepoint is made, and with it often the program.
+            daemon=request.action is not Action.STOP,
         ).start()
         return True
 

@@ -11,9 +11,7 @@ import secrets
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
 
-from pyspark import SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 
@@ -22,6 +20,7 @@ from pyspark_ckpt.errors import CheckpointAbortedError, CkptError, Configuration
 from pyspark_ckpt.operator.task_failure import failure_in
 from pyspark_ckpt.sessions import connect
 from pyspark_ckpt.sessions.kind import is_connect
+from pyspark_ckpt.spark.session import context_is_stopped
 
 _LOCAL_PROPERTIES = (
     "spark.job.description",
@@ -97,7 +96,7 @@ class SparkJobs:
         try:
             yield
         finally:
-            if not _is_stopped(context):  # else the call's own error says it
+            if not context_is_stopped(context):  # else the call's own error says it
                 context.removeJobTag(self._tag)
                 for name, value in before.items():
                     context.setLocalProperty(name, value)  # type: ignore[arg-type]  # or unsets it
@@ -205,11 +204,6 @@ def collected(frame: DataFrame, what: str) -> list[Row]:
         raise error from exc
 
 
-def _is_stopped(context: SparkContext) -> bool:
-    java: Any = context._jsc
-    return java is None
-
-
 @contextmanager
 def _described(spark: SparkSession, what: str) -> Iterator[None]:
     if is_connect(spark):  # which has no descriptions
@@ -221,7 +215,7 @@ def _described(spark: SparkSession, what: str) -> Iterator[None]:
     try:
         yield
     finally:
-        if not _is_stopped(context):
+        if not context_is_stopped(context):
             context.setJobDescription(before)  # type: ignore[arg-type]  # None unsets it
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from pyspark import SparkContext
 from pyspark.sql import DataFrame, GroupedData, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
@@ -26,6 +27,20 @@ _SPARK = "spark."
 _STRING = "java.lang.String"
 _BETWEEN = "\0"
 """Between settings that are read in one call. A setting that has it itself is read on its own."""
+
+
+def is_running(spark: SparkSession) -> bool:
+    """Return whether the application of a session runs, which ``spark.stop()`` ends."""
+    if is_connect(spark):
+        client: Any = spark
+        return not client.is_stopped
+    return not context_is_stopped(spark.sparkContext)
+
+
+def context_is_stopped(context: SparkContext) -> bool:
+    """Return whether a context was stopped; calls of it then fail with errors of Python."""
+    java: Any = context._jsc
+    return java is None
 
 
 def is_grouped(groups: object) -> bool:

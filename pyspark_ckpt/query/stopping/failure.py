@@ -33,6 +33,16 @@ def savepoint_under_way(query_id: str) -> CheckpointAbortedError:
     )
 
 
+def session_stopped(query_id: str) -> CheckpointAbortedError:
+    """Return the error of a stop whose savepoint the end of the program prevented."""
+    return CheckpointAbortedError(
+        f"query {query_id} was stopped without its savepoint, because the program stopped its "
+        "Spark session meanwhile: wait with query.awaitTermination(), which returns when the "
+        "savepoint is made. Start the query again, and repeat the stop",
+        AbortReason.QUERY_ENDED,
+    )
+
+
 def why_to_stop(
     query_id: str, last: CheckpointAbortedError, tolerable: int, *, is_exceeded: bool
 ) -> FailedCheckpointsError | None:

@@ -27,11 +27,13 @@ from pyspark_ckpt.query.stopping.failure import (
     WatchedQuery,
     ended_without_epoch,
     savepoint_under_way,
+    session_stopped,
     stop_failed,
 )
 from pyspark_ckpt.restarting.stopping import RestartStop
 from pyspark_ckpt.savepoint.taker import SavepointTaker, nothing_committed
 from pyspark_ckpt.spark.query import stop_between_epochs
+from pyspark_ckpt.spark.session import is_running
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,12 @@ class RunStops:
     def __init__(self, run: Run) -> None:
         self._run = run
         self._restart = RestartStop(run.query_id, run.query)
+        self._saving = WorkUnderWay()
+
+    @property
+    def is_saving(self) -> bool:
+        """Whether the run is being stopped with a savepoint, which may not be made yet."""
+        return self._saving.is_under_way
 
     @property
     def is_for_restart(self) -> bool:
@@ -142,11 +150,18 @@ class RunStops:
                 handles_of = partial(all_handles, run.spark, run.files)
                 run.last_epochs.drain(handles_of, len(run.files.operators.ours))
 
-        with log_fields(query=run.query_id), run.under_way.under_way(), self._restart.left_out():
+        with (
+            log_fields(query=run.query_id),
+            run.under_way.under_way(),
+            self._saving.under_way(),
+            self._restart.left_out(),
+        ):
             try:
                 return run.savepoints.take_of_stopped(stop, directory, savepoint_format)
             except BaseException as exc:
                 self._note_failed_stop(exc, stops=stops)
+                if not is_running(run.spark):
+                    raise session_stopped(run.query_id) from exc
                 raise
 
     def _note_failed_stop(self, error: BaseException, *, stops: bool) -> None:
