@@ -12,7 +12,6 @@ from pyspark_ckpt.errors import ConfigurationError, UnknownEpochError
 from pyspark_ckpt.formats.rolled_back import RolledBack
 from pyspark_ckpt.operator.descriptor import (
     AnnouncedEpoch,
-    Runtime,
     decode_runtime,
     encode_announced,
 )
@@ -122,21 +121,24 @@ class EpochFunction:
         """
         session = df.sparkSession
         runtime = decode_runtime(session.conf.get(RUNTIME_KEY, None), "foreachBatch")
-        announced = encode_announced(AnnouncedEpoch(epoch, _timestamp_ms(runtime, epoch)))
+        log = SparkLog(open_storage(runtime.checkpoint_location))
+        announced = encode_announced(AnnouncedEpoch(epoch, _timestamp_ms(log, epoch)))
         _announce(session, announced)
         token = _current.set(EpochId(runtime.query_id, epoch, runtime.rolled_back))
         in_batch_of.set(runtime.query_id)
         try:
             with marked_errors():
                 self._function(df, epoch)
-                self._check_computed(session, runtime.query_id, epoch)
+                self._check_computed(session, runtime.query_id, epoch, log)
         finally:
             _current.reset(token)
             in_batch_of.set(None)
             _announce(session, None)
 
-    def _check_computed(self, session: SparkSession, query_id: str, epoch: int) -> None:
-        missing = self._computed.missing(session, query_id)
+    def _check_computed(
+        self, session: SparkSession, query_id: str, epoch: int, log: SparkLog
+    ) -> None:
+        missing = self._computed.missing(session, query_id, epoch, log)
         if missing:
             raise ConfigurationError(
                 f"query {query_id}, epoch {epoch}: the function of foreachBatch ran no action over "
@@ -146,9 +148,8 @@ class EpochFunction:
             )
 
 
-def _timestamp_ms(runtime: Runtime, epoch: int) -> int:
+def _timestamp_ms(log: SparkLog, epoch: int) -> int:
     """Return the batch timestamp that Spark logged before it started the epoch."""
-    log = SparkLog(open_storage(runtime.checkpoint_location))
     return int(log.offsets_entry(epoch).metadata["batchTimestampMs"])
 
 

@@ -18,6 +18,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark_ckpt.clock import ms_of_text, now_ms
 from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.sessions.kind import is_connect
+from pyspark_ckpt.spark.log import SparkLog
+from pyspark_ckpt.spark.state_files import OUR_NAME, operator_name, partitions_without
 
 logger = library_logger(__name__)
 
@@ -186,14 +188,20 @@ class ComputedStates:
     def __init__(self) -> None:
         self._places: list[int] = []
 
-    def missing(self, session: SparkSession, query_id: str) -> int:
+    def missing(self, session: SparkSession, query_id: str, epoch: int, log: SparkLog) -> int:
         """Return of how many subtasks of an operator the state was not computed.
 
-        Called on the driver before the function returns. It is 0 over Spark Connect, whose client
-        does not see the plan, and where Spark keeps the plan in another way.
+        Called on the driver before the function returns. Spark's plan says it, or the files of its
+        state stores: over Spark Connect, where only the server has the plan, and if Spark keeps the
+        plan in another way.
         """
+        known = self._in_plan(session, query_id)
+        return _in_files(log, epoch) if known is None else known
+
+    def _in_plan(self, session: SparkSession, query_id: str) -> int | None:
+        """Return what Spark's plan of the epoch says, ``None`` if it cannot be seen."""
         if is_connect(session):
-            return 0
+            return None
         try:
             shared: Any = session._jsparkSession.sharedState()
             queries = shared.activeStreamingQueries()
@@ -202,7 +210,7 @@ class ComputedStates:
             return max(map(_not_computed, self._operators(run.lastExecution().executedPlan())))
         except (Py4JError, TypeError, AttributeError, ValueError) as exc:
             logger.debug("query %s: cannot see which state was computed: %s", query_id, exc)
-            return 0
+            return None
 
     def _operators(self, plan: Any) -> list[Any]:
         """Return the operators; a call for each, as their places stay from epoch to epoch."""
@@ -214,6 +222,26 @@ class ComputedStates:
             nodes.append(node)
         self._places = [n for n, each in enumerate(nodes) if each.nodeName() == _OPERATOR]
         return [nodes[place] for place in self._places]
+
+
+def _in_files(log: SparkLog, epoch: int) -> int:
+    """Return how many partitions of an operator have no file of the epoch's state.
+
+    A run of the epoch that failed may have left one. The next epoch then begins with it, and it is
+    of the same rows.
+    """
+    parallelism = log.offsets_entry(epoch).parallelism
+    if parallelism is None:
+        return 0
+    version = epoch + 1
+    return max(
+        (
+            len(partitions_without(log.storage, operator_id, version, parallelism))
+            for operator_id in log.operator_ids()
+            if operator_name(log.storage, operator_id) in (OUR_NAME, None)
+        ),
+        default=0,
+    )
 
 
 def _not_computed(node: Any) -> int:

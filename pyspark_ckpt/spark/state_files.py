@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from pyspark_ckpt.errors import CheckpointAbortedError, CorruptFileError, RestoreError
+from pyspark_ckpt.storage.at_once import all_of
 from pyspark_ckpt.storage.corrupt_file import ZIP_ERRORS, corrupt_file
 from pyspark_ckpt.storage.open import LocalStorage, Storage
 
@@ -45,6 +46,20 @@ def version_of(name: str) -> tuple[int, str] | None:
     if match is None or match[2] or match[4]:
         return None
     return int(match[1]), match[3]
+
+
+def partitions_without(
+    location: Storage, operator_id: int, version: int, partitions: int
+) -> list[int]:
+    """Return the partitions of an operator whose stores have written no file of a version."""
+
+    def has_version(partition: int) -> bool:
+        names = location.list(f"{STATE}/{operator_id}/{partition}")
+        found = filter(None, map(_VERSIONED.fullmatch, names))
+        return any(int(match[1]) == version and not match[4] for match in found)
+
+    found = all_of(has_version, range(partitions), at_once=location.is_remote)
+    return [partition for partition, is_there in enumerate(found) if not is_there]
 
 
 def operator_name(location: Storage, operator_id: int) -> str | None:

@@ -263,6 +263,25 @@ def function() -> None:
     print(savepoint.epoch, sorted((r.epoch, r.k, r.n) for r in spark.read.parquet(out).collect()))
 
 
+def no_action() -> None:
+    """An epoch of which the function computes only a part of the state is not committed."""
+    counted: list[int] = []
+
+    def write(df: DataFrame, epoch: int) -> None:
+        counted.append(df.count() if epoch == 0 else len(df.take(1)))
+
+    deliver(1, "abcdefgh")
+    query = writer("one").foreachBatch(write).start()
+    query.processAllAvailable()
+    deliver(2, "abcdefgh")
+    try:
+        query.awaitTermination(120)
+    except Exception as exc:
+        print("no action over all rows" in str(exc))
+    print(sorted(path.name for path in (base / "one" / "location" / "commits").glob("[0-9]")))
+    query.stop()
+
+
 def no_function() -> None:
     try:
         writer("one").foreachBatch(lambda df, epoch: None).start()
@@ -464,6 +483,7 @@ SCENARIOS: dict[str, Callable[[], None]] = {
     "live": live,
     "drain": drain,
     "function": function,
+    "no_action": no_action,
     "no_function": no_function,
     "conf": conf,
     "table": table,

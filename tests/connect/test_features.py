@@ -85,6 +85,13 @@ def test_a_function_of_batches_sees_each_epoch(
     ]
 
 
+def test_an_epoch_whose_state_is_not_computed_is_not_committed(
+    connect_url: str, tmp_path: Path, run_client: RunClient
+) -> None:
+    printed = run_client(PROGRAM, connect_url, tmp_path, "no_action")
+    assert printed.splitlines() == ["True", "['0']"]
+
+
 def test_the_users_session_keeps_its_conf_during_a_start(
     connect_url: str, tmp_path: Path, run_client: RunClient
 ) -> None:

@@ -14,6 +14,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
 import pyspark_ckpt as ckpt
+from pyspark_ckpt.spark.query import ComputedStates
 from tests.query.harness import INLINE, Job, completed, files_below
 from tests.query.model import events_of, expected, in_order
 
@@ -194,9 +195,21 @@ def test_another_sink_chosen_after_foreach_batch(job: Job) -> None:
     assert job.result() == expected(job.feed.rows)
 
 
+@pytest.mark.parametrize("provider", ["HDFSBacked", "RocksDB"])
+@pytest.mark.parametrize("seen_in", ["files", "plan"])
 @pytest.mark.parametrize("action", ["take", "nothing"])
-def test_an_epoch_whose_state_is_not_computed_is_not_committed(job: Job, action: str) -> None:
-    """Spark would commit it, and the state of the other subtasks would be gone for good."""
+@pytest.mark.wide_variants
+def test_an_epoch_whose_state_is_not_computed_is_not_committed(
+    job: Job, action: str, seen_in: str, provider: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark would commit it, and the state of the other subtasks would be gone for good.
+
+    Over Spark Connect there is no plan to be seen.
+    """
+    job = job.but(spark=job.spark.newSession())
+    job.spark.conf.set(PROVIDER, ROCKSDB.replace("RocksDB", provider))
+    if seen_in == "files":
+        monkeypatch.setattr(ComputedStates, "_in_plan", lambda *_: None)
     rows: list[Any] = []
     is_mended = False
 
