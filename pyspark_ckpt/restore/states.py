@@ -15,7 +15,7 @@ from pyspark_ckpt.migration import Migration
 from pyspark_ckpt.operator.descriptor import MigrationDescriptor, OperatorDescriptor
 from pyspark_ckpt.operator.schema.report import EvolutionReport, OperatorSchema, compare_operator
 from pyspark_ckpt.operator.schema.verdict import Outcome, StateSchema
-from pyspark_ckpt.operator.table.catalog import struct_type
+from pyspark_ckpt.operator.table.catalog import schema_text, struct_type
 from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.spark.operators import StatefulOperators
 from pyspark_ckpt.spark.state_files import OUR_NAME, operator_name
@@ -179,10 +179,15 @@ def _check_handles(root: str, operator: OperatorDescriptor, handles: list[Handle
             "query at a new checkpointLocation"
         )
     for handle in handles:
-        if handle.time_mode != operator.time_mode:
-            raise IncompatibleStateError(
-                f"operator {operator.uid!r}: the state at {root} was stored with timeMode "
-                f"'{handle.time_mode}', the query has '{operator.time_mode}': give it its old "
-                "timeMode back, or restore a checkpoint into a new checkpointLocation"
-            )
+        for what, stored, wanted in (
+            ("timeMode", handle.time_mode, operator.time_mode),
+            ("maxParallelism", handle.max_parallelism, operator.max_parallelism),
+            ("key schema", schema_text(handle.key_schema), schema_text(operator.key_schema)),
+        ):
+            if stored != wanted:
+                raise IncompatibleStateError(
+                    f"operator {operator.uid!r}: the state at {root} was stored with {what} "
+                    f"'{stored}', the query has '{wanted}': give it its old {what} back, or "
+                    "restore a checkpoint into a new checkpointLocation"
+                )
     check_states(operator, handles)
