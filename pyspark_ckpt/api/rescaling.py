@@ -6,15 +6,13 @@ import threading
 import time
 from collections import deque
 
-from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException
-
 from pyspark_ckpt.api.restarts import parallelism_of_run
 from pyspark_ckpt.clock import monotonic_ms
 from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.query.query import CheckpointedQuery
 from pyspark_ckpt.restarting.rules import Load, Proposal, RescaleRules, load_of
 from pyspark_ckpt.spark.query import progress_since
+from pyspark_ckpt.spark.session import is_running
 
 POLL_S = 2.0
 
@@ -48,14 +46,32 @@ class _Follower:
         self._not_before_ms = monotonic_ms() + rules.interval_ms
 
     def run(self) -> None:
-        try:
-            while self._query.isActive:
-                proposal = self._proposal()
-                if proposal is not None and monotonic_ms() >= self._not_before_ms:
-                    self._restart(proposal)
-                time.sleep(POLL_S)
-        except (PySparkException, Py4JError, OSError) as exc:
-            logger.warning("rules give the query no other subtasks any more: %s", exc)
+        has_failed = False
+        while True:
+            try:
+                if not self._query.isActive:
+                    return
+                self._look()
+                has_failed = False
+            except Exception as exc:
+                if not is_running(self._query._spark):
+                    return
+                if not has_failed:  # once, however long it lasts
+                    logger.warning(
+                        "query %s: the rules of its parallelism cannot see its load, and look "
+                        "again every %g s: %s: %s",
+                        self._query.id,
+                        POLL_S,
+                        type(exc).__name__,
+                        exc,
+                    )
+                has_failed = True
+            time.sleep(POLL_S)
+
+    def _look(self) -> None:
+        proposal = self._proposal()
+        if proposal is not None and monotonic_ms() >= self._not_before_ms:
+            self._restart(proposal)
 
     def _proposal(self) -> Proposal | None:
         run = self._query._query

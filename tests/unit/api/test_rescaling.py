@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from py4j.protocol import Py4JError
 
 from pyspark_ckpt.api import rescaling
 from pyspark_ckpt.restarting.rules import RescaleRules
@@ -43,3 +44,38 @@ def test_an_error_of_the_users_function_ends_no_rules(monkeypatch: pytest.Monkey
     rescaling.follow(query, RescaleRules(1, 8, 30_000, None, 10, 1, 0))
     assert enough.wait(60)
     assert calls == [calls[0]] * 3
+
+
+def test_a_look_that_fails_ends_no_rules(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It fails with any error, such as of Py4J or of a report in another form; one line says so."""
+    monkeypatch.setattr(rescaling, "POLL_S", 0.01)
+    done = threading.Event()
+    errors = iter([Py4JError("gone"), OSError("gone"), KeyError("durationMs")])
+
+    class Run(SimpleNamespace):
+        @property
+        def recentProgress(self) -> list[Any]:
+            for error in errors:
+                raise error
+            return [REPORT]
+
+    def restart(*_: Any) -> None:
+        query.isActive = False
+        done.set()
+
+    operators = SimpleNamespace(descriptors=[SimpleNamespace(parallelism=2)])
+    query: Any = SimpleNamespace(
+        id="q",
+        isActive=True,
+        _spark=SimpleNamespace(sparkContext=SimpleNamespace(_jsc=object())),
+        _query=Run(runId="r"),
+        _turn=Turn("q"),
+        _restart=restart,
+        _coordinator=SimpleNamespace(files=SimpleNamespace(operators=operators)),
+    )
+    rescaling.follow(query, RescaleRules(1, 8, 30_000, None, 10, 1, 0))
+    assert done.wait(60)
+    (line,) = [record.message for record in caplog.records if "look again" in record.message]
+    assert line.endswith("look again every 0.01 s: Py4JError: gone")
