@@ -10,8 +10,9 @@ from flask import Flask, abort, redirect, request
 from werkzeug.exceptions import HTTPException
 from werkzeug.wrappers import Response
 
-from pyspark_ckpt.clock import monotonic_ms, now_ms
+from pyspark_ckpt.clock import monotonic_ms
 from pyspark_ckpt.console.access import guard, is_loopback, new_token
+from pyspark_ckpt.console.data.bundle import made_at_ms
 from pyspark_ckpt.console.data.checkpoints import retained_checkpoints
 from pyspark_ckpt.console.data.glances import Glances
 from pyspark_ckpt.console.data.kept_files import bundled_kept_files, kept_files
@@ -120,7 +121,8 @@ def make_app(
         The path of the bundle, if it is one.
     """
     app = Flask("pyspark_ckpt.console.html", static_folder="static")
-    site = pages.Site(bundle or root.url, bundle is not None)
+    made = None if bundle is None else made_at_ms(root)
+    site = pages.Site(bundle or root.url, bundle is not None, made)
     directory = _Directory(root)
     guard(app, host, token)
     _add_overview(app, site, directory, Glances(has_data=bundle is None))
@@ -144,7 +146,7 @@ def _add_overview(app: Flask, site: pages.Site, directory: _Directory, glances: 
     @app.get("/")
     def queries() -> str:
         places = directory.places()
-        summaries = [summary_of(place, now_ms()) for place in places.queries]
+        summaries = [summary_of(place, site.now_ms()) for place in places.queries]
         found = read_savepoints(places.savepoints)
         return pages.queries_page(site, places, summaries, glances.of(summaries), found)
 
@@ -165,7 +167,7 @@ def _add_query_pages(
     def query(key: str) -> str:
         place = directory.query(key)
         before = request.args.get("before", type=int)
-        summary, timeline = summary_of(place, now_ms()), timeline_of(place, before)
+        summary, timeline = summary_of(place, site.now_ms()), timeline_of(place, before)
         slowest = slowest_epoch(place, timeline)
         return pages.query_page(site, summary, timeline, slowest, directory.links(summary.origin))
 
@@ -215,14 +217,14 @@ def _add_query_pages(
 
 
 def _name_of(place: QueryPlace) -> str:
-    return summary_of(place, now_ms()).title
+    return summary_of(place, now_ms=0).title  # which no time changes
 
 
 def _add_plan(app: Flask, site: pages.Site, directory: _Directory, *, has_data: bool) -> None:
     @app.get("/q/<string:key>/plan")
     def plan(key: str) -> str:
         place = directory.query(key)
-        summary = summary_of(place, now_ms())
+        summary = summary_of(place, site.now_ms())
         paths = _snapshots(directory.places(), place)
         chosen = request.args.get("from", next(iter(paths), None))
         drops = request.args.get("drop") == "1"

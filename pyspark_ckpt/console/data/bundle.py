@@ -6,7 +6,7 @@
     queries/<number>/pyspark_ckpt/  _files.json: which data files are needed, and which are not
     queries/<number>/               _rolled_back.json, offsets and commits of the last epochs
     savepoints/<number>/savepoint-.../_metadata
-    bundle.json                     which directories they were, and the sizes of data files
+    bundle.json                     when it was made of which directories, and sizes of data files
 
 It is a ZIP file. Inline changes and keys are left out of ``_metadata``. Texts of errors are kept,
 and they may contain a key. A store elsewhere, such as ZooKeeper, is left out: each checkpoint that
@@ -24,6 +24,7 @@ from typing import Any
 
 import msgspec
 
+from pyspark_ckpt.clock import now_ms
 from pyspark_ckpt.console.data.checkpoints import retained_checkpoints
 from pyspark_ckpt.console.data.kept_files import KEPT_FILES_NAME, encode_kept_files
 from pyspark_ckpt.console.data.places import Places, QueryPlace, SavepointPlace
@@ -45,6 +46,7 @@ from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.formats.metadata_file import encode_metadata, read_metadata
 from pyspark_ckpt.formats.origin import ORIGIN_NAME
 from pyspark_ckpt.history.log import KEPT
+from pyspark_ckpt.history.run_log import KEPT_RUNS
 from pyspark_ckpt.history.run_record import (
     RUNS,
     RunNote,
@@ -60,6 +62,7 @@ BUNDLE_VERSION = 1
 INDEX_NAME = "bundle.json"
 CHECKPOINTS_KEPT = 100
 EPOCHS_KEPT = 20
+NOTES_KEPT = 1000
 MOST_FILES = 100_000
 MOST_BYTES = 1 << 30
 
@@ -70,10 +73,14 @@ _NAME = re.compile(
 
 
 class BundleIndex(msgspec.Struct, frozen=True, kw_only=True):
-    """What a bundle was made of: directories by their number, and the sizes of their data files."""
+    """What a bundle was made of: directories by their number, and the sizes of their data files.
+
+    `made_at_ms` is when; earlier versions did not say it.
+    """
 
     version: int
     root: str
+    made_at_ms: int | None = None
     queries: dict[str, str] = {}
     savepoints: dict[str, str] = {}
     layout: dict[str, dict[str, int]] = {}
@@ -99,6 +106,7 @@ def write_bundle(root: Storage, places: Places, path: Path) -> int:
     index = BundleIndex(
         version=BUNDLE_VERSION,
         root=root.url,
+        made_at_ms=now_ms(),
         queries={str(n): each.path for n, each in enumerate(places.queries)},
         savepoints={str(n): each.storage.url for n, each in enumerate(places.savepoints)},
         layout={str(n): _layout(each.checkpoints) for n, each in enumerate(places.queries)},
@@ -131,13 +139,11 @@ def _contents(places: Places) -> Iterator[tuple[str, bytes]]:
 
 def _of_query(query: QueryPlace) -> Iterator[tuple[str, bytes]]:
     storage = query.checkpoints
-    for directory in (HISTORY, RUNS):
-        names = storage.list(directory)
-        first = [name for name in names[:-KEPT] if run_record_kind(name) == "started"][:1]
-        for name in [*first, *names[-KEPT:]]:
-            if name.endswith(".json"):
-                for path, content in _file(storage, f"{directory}/{name}"):
-                    yield path, content if directory == HISTORY else without_keys(content)
+    for name in [name for name in storage.list(HISTORY) if name.endswith(".json")][-KEPT:]:
+        yield from _file(storage, f"{HISTORY}/{name}")
+    for name in _run_records(storage):
+        for path, content in _file(storage, f"{RUNS}/{name}"):
+            yield path, without_keys(content)
     yield from _file(storage, ORIGIN_NAME)
     yield KEPT_FILES_NAME, encode_kept_files(query)
     yield f"{SHARED}/_bundle", b""  # so that it is found without a checkpoint too
@@ -148,6 +154,15 @@ def _of_query(query: QueryPlace) -> Iterator[tuple[str, bytes]]:
                 directory = checkpoint_name(number)
                 yield f"{directory}/{AUTHOR_NAME}", b"bundle"
                 yield f"{directory}/{METADATA_NAME}", encode_metadata(without_data(metadata))
+
+
+def _run_records(storage: Storage) -> list[str]:
+    """Return the records of runs that a bundle has: notes of a long run push out no start."""
+    names = sorted(name for name in storage.list(RUNS) if run_record_kind(name))
+    notes = [name for name in names if run_record_kind(name) == "note"]
+    runs = [name for name in names if run_record_kind(name) != "note"]
+    first = [name for name in runs if run_record_kind(name) == "started"][:1]
+    return sorted({*first, *runs[-KEPT_RUNS:], *notes[-NOTES_KEPT:]})
 
 
 def _of_location(location: Storage) -> Iterator[tuple[str, bytes]]:
@@ -263,6 +278,7 @@ def unpack_bundle(path: str, directory: Path) -> BundleIndex:
                 if forbidden or _NAME.fullmatch(member.filename) is None:
                     raise _no_bundle(path, f"{member.filename[:120]!r} is no name of a bundle")
                 target.write(member.filename, [file.read(member)])
+            target.write(INDEX_NAME, [msgspec.json.encode(index)])
     except CorruptFileError:
         raise
     except (FileExistsError, *ZIP_ERRORS) as exc:
@@ -272,6 +288,20 @@ def unpack_bundle(path: str, directory: Path) -> BundleIndex:
             raise
         raise _no_bundle(path, str(exc)) from exc
     return index
+
+
+def made_at_ms(unpacked: Storage) -> int | None:
+    """Return when a bundle was made, ``None`` if an earlier version made it.
+
+    Parameters
+    ----------
+    unpacked
+        The directory that it was unpacked into.
+    """
+    try:
+        return msgspec.json.decode(unpacked.read(INDEX_NAME), type=BundleIndex).made_at_ms
+    except (OSError, *JSON_ERRORS):
+        return None
 
 
 def _index(path: str, data: bytes) -> BundleIndex:

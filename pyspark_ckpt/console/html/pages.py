@@ -52,14 +52,23 @@ _SOURCES = {
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """What all pages show: the directory, and whether it was unpacked from a bundle."""
+    """What all pages show: the directory, and whether it was unpacked from a bundle.
+
+    `made_at_ms` is when the bundle was made. Its pages are as of then, or a query that was well
+    would look silent a few minutes later.
+    """
 
     root: str
     is_bundle: bool = False
+    made_at_ms: int | None = None
+
+    def now_ms(self) -> int:
+        """Return the time that the pages are as of."""
+        return now_ms() if self.made_at_ms is None else self.made_at_ms
 
     def page(self, template: str, title: str, **values: Any) -> str:
         """Return a page."""
-        shared = {"root": self.root, "is_bundle": self.is_bundle, "as_of_ms": now_ms()}
+        shared = {"root": self.root, "is_bundle": self.is_bundle, "as_of_ms": self.now_ms()}
         return render(template, title=title, **shared, **values)
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from datetime import datetime, timezone
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
-from pyspark_ckpt.clock import now_ms
+from jinja2 import Environment, PackageLoader, StrictUndefined, pass_context
+from jinja2.runtime import Context
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _STEP = 1024
@@ -76,11 +75,13 @@ def time_text(value: int | None) -> str:
     return f"{at:%Y-%m-%d %H:%M:%S}Z"
 
 
-def ago_text(value: int | None) -> str:
-    """Return how long ago a time was."""
+@pass_context
+def ago_text(context: Context, value: int | None) -> str:
+    """Return how long before the time of the page a time was."""
     if value is None or not 0 < value < _MOST_MS:
         return "never"
-    return f"{milliseconds_text(max(now_ms() - value, 0))} ago"
+    since_ms = max(context["as_of_ms"] - value, 0)
+    return f"{milliseconds_text(since_ms)} ago"
 
 
 def short_text(value: object, most: int = _MOST_TEXT) -> str:

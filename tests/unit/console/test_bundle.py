@@ -11,23 +11,36 @@ import pytest
 from pyspark_ckpt.console.data import bundle
 from pyspark_ckpt.console.data.bundle import unpack_bundle, without_keys, write_bundle
 from pyspark_ckpt.console.data.places import find_places
-from pyspark_ckpt.console.data.queries import summary_of
+from pyspark_ckpt.console.data.queries import RunState, summary_of
+from pyspark_ckpt.console.server import make_app
 from pyspark_ckpt.errors import CorruptFileError
 from pyspark_ckpt.formats.layout import store_note_path
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.formats.metadata_file import encode_metadata
-from pyspark_ckpt.history.run_log import RunLog
+from pyspark_ckpt.history.run_log import RecordedRuns, RunLog
 from pyspark_ckpt.history.run_record import (
+    RUNS,
     CheckpointRecord,
     OperatorRecord,
     RunEnded,
     RunNote,
     RunStarted,
+    SettingInForce,
     SlowKeyRecord,
     decode_run_record,
     encode_run_record,
+    run_record_name,
 )
 from pyspark_ckpt.storage.open import LocalStorage
+
+LOCAL = "http://127.0.0.1:8270"
+
+
+def bundled(root: LocalStorage, directory: Path) -> LocalStorage:
+    """Return what a bundle of all that is below a directory was unpacked into."""
+    write_bundle(root, find_places(root), directory / "bundle")
+    unpack_bundle(str(directory / "bundle"), directory / "unpacked")
+    return LocalStorage(directory / "unpacked")
 
 
 def note(*keys: SlowKeyRecord) -> RunNote:
@@ -60,11 +73,62 @@ def test_who_made_a_query_is_kept_though_notes_are_left_out(
         log.write(RunStarted(run_id=user, at_ms=1, query_id="q", started_by=user))
         for _ in range(5):
             log.write(note())
-    monkeypatch.setattr(bundle, "KEPT", 3)
-    write_bundle(root, find_places(root), tmp_path / "bundle")
-    unpack_bundle(str(tmp_path / "bundle"), tmp_path / "unpacked")
-    (place,) = find_places(LocalStorage(tmp_path / "unpacked")).queries
+    monkeypatch.setattr(bundle, "NOTES_KEPT", 3)
+    (place,) = find_places(bundled(root, tmp_path)).queries
     assert summary_of(place, 2).made_by == "ann"
+    assert len(RecordedRuns(place.checkpoints).notes(100)) == 3
+
+
+def test_the_last_run_is_that_of_the_query_though_it_has_run_for_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its start is older than all notes that are kept."""
+    monkeypatch.setattr(bundle, "NOTES_KEPT", 3)
+    (tmp_path / "all/orders/pyspark_ckpt/shared").mkdir(parents=True)
+    root = LocalStorage(tmp_path / "all")
+    log = RunLog(root.child("orders/pyspark_ckpt"))
+    log.write(RunStarted(run_id="a", at_ms=1, query_id="q", started_by="ann"))
+    log.write(RunEnded(run_id="a", at_ms=2, error="an old bug"))
+    settings = (SettingInForce("spark.ckpt.backend", "heap", "option"),)
+    log.write(RunStarted(run_id="r", at_ms=3, query_id="q", started_by="bob", settings=settings))
+    for _ in range(10):
+        log.write(note())
+    unpacked = bundled(root, tmp_path)
+    (place,) = find_places(unpacked).queries
+    run = summary_of(place, 4).run
+    assert run.state is RunState.RUNNING
+    assert run.started is not None
+    assert run.started.started_by == "bob"
+    page = make_app(unpacked).test_client().get(f"/q/{place.key}/settings", base_url=LOCAL).text
+    assert "heap" in page
+
+
+def test_a_query_is_shown_as_it_was_when_the_bundle_was_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "all/orders/pyspark_ckpt/shared").mkdir(parents=True)
+    root = LocalStorage(tmp_path / "all")
+    log = RunLog(root.child("orders/pyspark_ckpt"))
+    log.write(RunStarted(run_id="r", at_ms=1_000_000, query_id="q", query_name="orders"))
+    monkeypatch.setattr(bundle, "now_ms", lambda: 1_005_000)  # long ago
+    unpacked = bundled(root, tmp_path)
+    page = make_app(unpacked, bundle="orders.bundle").test_client().get("/", base_url=LOCAL).text
+    assert "as of 1970-01-01 00:16:45Z" in page
+    assert ">running<" in page
+    assert "5.0 s ago" in page
+
+
+def test_a_bundle_that_does_not_say_when_it_was_made_can_be_opened(tmp_path: Path) -> None:
+    """Version 0.1.0 had no bundles; those of the time before the next one had no time."""
+    path = tmp_path / "bundle"
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr(bundle.INDEX_NAME, b'{"version":1,"root":"/x"}')
+        started = RunStarted(run_id="r", at_ms=1_000_000, query_id="q", query_name="orders")
+        name = f"queries/0/pyspark_ckpt/{RUNS}/{run_record_name(1, started)}"
+        file.writestr(name, encode_run_record(started))
+    unpack_bundle(str(path), tmp_path / "unpacked")
+    app = make_app(LocalStorage(tmp_path / "unpacked"), bundle="old.bundle")
+    assert ">no sign of life<" in app.test_client().get("/", base_url=LOCAL).text
 
 
 @pytest.mark.parametrize(
