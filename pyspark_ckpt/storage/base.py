@@ -197,6 +197,15 @@ class Storage(ABC):
         ends with ``.tmp``. Deleting it frees its bytes.
         """
 
+    def entries(self, directory: str | None = None) -> dict[str, bool]:
+        """Return the names in a directory, each with whether it is a directory.
+
+        A search goes by it. A storage whose listing says it sends no further request.
+        """
+        below = "" if directory is None else f"{directory}/"
+        names = self.list(directory)
+        return {name: self.size_bytes(f"{below}{name}") is None for name in names}
+
     @abstractmethod
     def delete(self, relatives: Iterable[str]) -> None:
         """Delete the files that are there; durable on return."""

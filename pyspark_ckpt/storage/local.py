@@ -166,6 +166,14 @@ class LocalStorage(Storage):
         except (FileNotFoundError, NotADirectoryError):
             return []
 
+    def entries(self, directory: str | None = None) -> dict[str, bool]:
+        path = self.root if directory is None else self.path(directory)
+        try:
+            with os.scandir(path) as found:
+                return {each.name: _is_directory(each) for each in found}
+        except (FileNotFoundError, NotADirectoryError):
+            return {}
+
     def delete(self, relatives: Iterable[str]) -> None:
         directories = set()
         for relative in relatives:
@@ -205,6 +213,13 @@ class LocalStorage(Storage):
 
     def delete_directory(self, relative: str) -> None:
         shutil.rmtree(self.path(relative), ignore_errors=True)
+
+
+def _is_directory(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a circle of links: whoever opens it gets an error that says so
+        return True
 
 
 def _checked(path: Path, reference: FileReference) -> _Check:

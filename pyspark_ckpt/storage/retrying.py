@@ -159,6 +159,9 @@ class RetryingStorage(Storage):
     def list(self, directory: str | None = None) -> list[str]:
         return retried(lambda: self._inner.list(directory))
 
+    def entries(self, directory: str | None = None) -> dict[str, bool]:
+        return retried(lambda: self._inner.entries(directory))
+
     def delete(self, relatives: Iterable[str]) -> None:
         paths = tuple(relatives)
         retried(lambda: self._inner.delete(paths))

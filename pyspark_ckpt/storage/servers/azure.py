@@ -169,6 +169,17 @@ class AzureStorage(RemoteStorage):
             found = self._container.walk_blobs(name_starts_with=prefix, delimiter="/")
             return {blob.name[len(prefix) :].strip("/") for blob in found} - {""}
 
+    def _entries(self, path: str) -> dict[str, bool]:
+        prefix = _prefix(path)
+        found: dict[str, bool] = {}
+        with _natural_errors():
+            for blob in self._container.walk_blobs(name_starts_with=prefix, delimiter="/"):
+                name = blob.name[len(prefix) :].strip("/")
+                # A hierarchical namespace has a blob for the directory beside what is in it.
+                found[name] = found.get(name, False) or blob.name.endswith("/")
+        found.pop("", None)
+        return found
+
     def _delete(self, path: str) -> None:
         with _natural_errors():
             self._container.delete_blob(_name(path))

@@ -129,13 +129,19 @@ class GcsStorage(RemoteStorage):
                 raise
             return None
 
-    def _names(self, path: str) -> set[str]:
+    def _names(self, path: str) -> Iterable[str]:
+        return self._entries(path)
+
+    def _entries(self, path: str) -> dict[str, bool]:
         prefix = _prefix(path)
-        names = set()
+        files: set[str] = set()
+        directories: set[str] = set()
         for page in self._pages(prefix, delimiter="/"):
-            names |= {item["name"][len(prefix) :] for item in page.get("items", [])}
-            names |= {name[len(prefix) :].strip("/") for name in page.get("prefixes", [])}
-        return names - {""}
+            files |= {item["name"][len(prefix) :] for item in page.get("items", [])}
+            directories |= {name[len(prefix) :].strip("/") for name in page.get("prefixes", [])}
+        found = dict.fromkeys(files, False) | dict.fromkeys(directories, True)
+        found.pop("", None)
+        return found
 
     def _delete(self, path: str) -> None:
         self._request("DELETE", self._url(path))

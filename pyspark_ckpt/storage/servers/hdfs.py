@@ -188,11 +188,17 @@ class HdfsStorage(RemoteStorage):
         status = self._client.get_file_info(_path(path))
         return None if status.isdir else int(status.length)
 
-    def _names(self, path: str) -> list[str]:
+    def _names(self, path: str) -> Iterable[str]:
+        return self._entries(path)
+
+    def _entries(self, path: str) -> dict[str, bool]:
         asked = _path(path)
         # Asked for the name of a file, HDFS lists the file itself.
-        found = [status.path for status in self._client.list_status(asked) if status.path != asked]
-        return [name.rpartition("/")[2].replace(_COLON, ":") for name in found]
+        found = [status for status in self._client.list_status(asked) if status.path != asked]
+        return {
+            status.path.rpartition("/")[2].replace(_COLON, ":"): bool(status.isdir)
+            for status in found
+        }
 
     def _delete(self, path: str) -> None:
         self._client.delete(_path(path), recursive=False)

@@ -48,6 +48,18 @@ class FsspecStorage(RemoteStorage):
         prefix = f"{path.strip('/')}/"
         return {name[len(prefix) :] for name in below if name.startswith(prefix)}
 
+    def _entries(self, path: str) -> dict[str, bool]:
+        found: dict[str, bool] = {}
+        prefix = f"{path.strip('/')}/"
+        for each in self._file_system.ls(path, detail=True):
+            name = each["name"].strip("/")
+            if name.startswith(prefix):
+                # There may be an object for the directory itself beside what is in it.
+                is_directory = each["type"] == "directory" or each["name"].endswith("/")
+                name = name[len(prefix) :]
+                found[name] = found.get(name, False) or is_directory
+        return found
+
     def _delete(self, path: str) -> None:
         self._file_system.rm_file(path)
 

@@ -7,9 +7,9 @@ import errno
 import hashlib
 import tempfile
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from typing import BinaryIO, cast
+from typing import BinaryIO, TypeVar, cast
 
 from pyspark_ckpt.errors import UnsafePathError
 from pyspark_ckpt.storage.at_once import AT_ONCE, all_of
@@ -18,6 +18,8 @@ from pyspark_ckpt.storage.chunks import DigestedChunks
 from pyspark_ckpt.storage.corrupt_file import corrupt_file
 from pyspark_ckpt.storage.file_reference import FileReference
 from pyspark_ckpt.storage.request_counts import RequestCounts
+
+_Listing = TypeVar("_Listing")
 
 READ_BYTES = 16 << 20
 """Bytes of a file that one request reads; larger files are kept in a local file."""
@@ -88,6 +90,10 @@ class RemoteStorage(Storage):
         FileNotFoundError
             If there is no such directory; some servers return no names instead.
         """
+
+    def _entries(self, path: str) -> dict[str, bool]:
+        """Return the names in a directory as `_names`, each with whether it is a directory."""
+        return {name: self._look(f"{path}/{name}") is None for name in self._names(path)}
 
     @abstractmethod
     def _delete(self, path: str) -> None:
@@ -184,15 +190,21 @@ class RemoteStorage(Storage):
         return True
 
     def list(self, directory: str | None = None) -> list[str]:
+        return sorted(self._listed(self._names, directory) or ())
+
+    def entries(self, directory: str | None = None) -> dict[str, bool]:
+        return self._listed(self._entries, directory) or {}
+
+    def _listed(self, listing: Callable[[str], _Listing], directory: str | None) -> _Listing | None:
         path = self._root if directory is None else self._path(directory)
         self._counts.add("list")
         try:
             with self._errors_named(directory):
-                return sorted(self._names(path))
+                return listing(path)
         except FileNotFoundError as exc:
             if self._is_no_place(exc):
                 raise
-            return []
+            return None
 
     def delete(self, relatives: Iterable[str]) -> None:
         # In their order if they are few. One by one, thousands would take as long as a checkpoint.

@@ -99,6 +99,15 @@ class StorageContract:
         with any_storage.open_verified(reference) as file:
             assert file.read() == b""
 
+    def test_a_listing_says_which_names_are_directories(self, any_storage: Storage) -> None:
+        any_storage.write("orders.json/offsets/0", [b"1"])
+        any_storage.write("file", [b"2"])
+        assert any_storage.entries() == {"orders.json": True, "file": False}
+        assert any_storage.entries("orders.json") == {"offsets": True}
+        assert any_storage.entries("orders.json/offsets") == {"0": False}
+        assert any_storage.entries("missing") == {}
+        assert any_storage.child("orders.json").entries() == {"offsets": True}
+
     @pytest.mark.parametrize("size", [8 << 20, 2 * LARGE])
     def test_a_large_file_comes_back_as_it_was(self, any_storage: Storage, size: int) -> None:
         content = (bytes(range(251)) * (size // 251 + 1))[:size]
