@@ -36,6 +36,7 @@ from __future__ import annotations
 import hashlib
 import re
 import secrets
+from collections.abc import Collection
 from typing import NamedTuple
 
 METADATA_NAME = "_metadata"
@@ -51,6 +52,9 @@ TASK_OWNED = "taskowned"
 HISTORY = "history"
 REQUESTS = "requests"
 CAPTURES = "captures"
+BUNDLED_MARK = "_bundle"
+"""In the directory of shared files of a query in a bundle, which has no data files."""
+
 CHECKPOINTS_DIRECTORY = "pyspark_ckpt"
 """Name of the checkpoints directory inside a query's checkpointLocation."""
 
@@ -76,8 +80,9 @@ ROLLED_BACK_NAME = "_rolled_back.json"
 """In a checkpointLocation: the epochs that rollbacks made void."""
 
 OWNERS = "owners"
-_DRIVERS = "drivers"
+DRIVERS = "drivers"
 STORES = "stores"
+RELEASES = "releases"
 _CHECKPOINT = re.compile(r"chk-(0|[1-9][0-9]{0,17})")
 _SAVEPOINT = re.compile(r"savepoint-[^/]{1,6}-[0-9a-f]{12}")
 _STATE_FILE = re.compile(
@@ -88,6 +93,8 @@ _STATE_FILE = re.compile(
 _CANONICAL_FILE = re.compile(
     rf"{SHARED}/canonical-[0-9]{{1,9}}-[0-9]{{1,18}}-([0-9a-f]{{16}})-[0-9a-f]{{8}}\.parquet"
 )
+_ENTRY_OF_HISTORY = re.compile(r"[0-9]{18}-[0-9]{15}-[0-9a-f]{8}\.json")
+_NUMBERED = re.compile(r"(?:ids-)?[0-9]{1,18}")
 _TEMPORARY_FILE = re.compile(r"\.(.+)\.[0-9a-f]{8}\.tmp")
 _SNAPSHOT_ID = re.compile(r"[0-9a-f]{16}")
 _SOURCE_FILE = re.compile(
@@ -118,7 +125,7 @@ def checkpoint_id_of(name: str) -> int | None:
 
 def term_path(term: int) -> str:
     """Return the path of the file with which a driver claims its term."""
-    return f"{_DRIVERS}/{term}"
+    return f"{DRIVERS}/{term}"
 
 
 def seeding_path(number: int) -> str:
@@ -133,7 +140,7 @@ def found_fresh_path(number: int) -> str:
 
 def id_mark_path(number: int) -> str:
     """Return the path of a note on how far the ids of checkpoints have come."""
-    return f"{_DRIVERS}/ids-{number}"
+    return f"{DRIVERS}/ids-{number}"
 
 
 def owner_path(number: int) -> str:
@@ -274,6 +281,38 @@ def is_source_log(name: str) -> bool:
 def is_spark_operator_state(name: str) -> bool:
     """Return whether `name` is a copy of a state file of Spark's own operators."""
     return _SPARK_OPERATOR_FILE.fullmatch(name) is not None
+
+
+def is_of_checkpoints_directory(directory: str, names: Collection[str]) -> bool:
+    """Return whether a directory holds what the library keeps in a query's directory of that name.
+
+    Anybody may have directories with names such as ``shared``, so their content counts.
+
+    Parameters
+    ----------
+    directory
+        Its name.
+    names
+        The names in it.
+    """
+    if checkpoint_id_of(directory) is not None:
+        return METADATA_NAME in names or AUTHOR_NAME in names
+    if directory == HISTORY:
+        return "runs" in names or any(map(_ENTRY_OF_HISTORY.fullmatch, names))
+    if directory in (DRIVERS, OWNERS, STORES):
+        return any(map(_NUMBERED.fullmatch, names))
+    if directory in (SHARED, TASK_OWNED):
+        return BUNDLED_MARK in names or any(map(_is_data_file, names))
+    return False
+
+
+def _is_data_file(name: str) -> bool:
+    return (
+        state_file(name) is not None
+        or initial_time_ms(name) is not None
+        or is_source_log(name)
+        or is_spark_operator_state(name)
+    )
 
 
 def initial_path(time_ms: int) -> str:

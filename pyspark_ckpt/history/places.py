@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 
 from pyspark_ckpt.errors import CheckpointNotFoundError, CkptError
 from pyspark_ckpt.formats.layout import (
     CHECKPOINTS_DIRECTORY,
+    DRIVERS,
+    HISTORY,
+    METADATA_NAME,
+    OWNERS,
     SHARED,
+    STORES,
     TASK_OWNED,
     checkpoint_id_of,
+    checkpoint_name,
+    is_of_checkpoints_directory,
     is_savepoint_name,
 )
 from pyspark_ckpt.formats.metadata_file import read_metadata
@@ -63,9 +70,39 @@ def _is_directory_of_one(root: Storage, name: str) -> bool:
 
 def _is_one(storage: Storage) -> bool:
     names = storage.list()
-    return (
-        any(name in (SHARED, TASK_OWNED) or checkpoint_id_of(name) is not None for name in names)
-        and "_metadata" not in names
+    return METADATA_NAME not in names and is_checkpoints_directory(
+        storage.name, names, storage.list
+    )
+
+
+_LOOKED_INTO = (DRIVERS, HISTORY, OWNERS, STORES, SHARED, TASK_OWNED)
+
+
+def is_checkpoints_directory(
+    name: str, names: Collection[str], names_in: Callable[[str], Collection[str]]
+) -> bool:
+    """Return whether a directory is the checkpoints directory of a query.
+
+    A directory named ``shared`` or ``history`` beside queries does not make one: what is in it
+    counts. That of a query's location has a name of its own, and may be empty yet.
+
+    Parameters
+    ----------
+    name
+        The directory's name.
+    names
+        The names in it.
+    names_in
+        Lists a directory in it.
+    """
+    numbers = sorted(number for each in names if (number := checkpoint_id_of(each)) is not None)
+    inside = [each for each in _LOOKED_INTO if each in names]
+    # The newest checkpoint may have just begun, and the oldest may be about to be deleted.
+    checkpoints = [checkpoint_name(number) for number in sorted({*numbers[-1:], *numbers[:1]})]
+    if name == CHECKPOINTS_DIRECTORY and (inside or checkpoints):
+        return True
+    return any(
+        is_of_checkpoints_directory(each, names_in(each)) for each in (*checkpoints, *inside)
     )
 
 

@@ -32,6 +32,7 @@ from pyspark_ckpt.errors import CkptError, CorruptFileError
 from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.formats.layout import (
     AUTHOR_NAME,
+    BUNDLED_MARK,
     CHECKPOINTS_DIRECTORY,
     HISTORY,
     METADATA_NAME,
@@ -146,7 +147,7 @@ def _of_query(query: QueryPlace) -> Iterator[tuple[str, bytes]]:
             yield path, without_keys(content)
     yield from _file(storage, ORIGIN_NAME)
     yield KEPT_FILES_NAME, encode_kept_files(query)
-    yield f"{SHARED}/_bundle", b""  # so that it is found without a checkpoint too
+    yield f"{SHARED}/{BUNDLED_MARK}", b""  # so that it is found without a checkpoint too
     with retained_checkpoints(storage) as found:
         for number in found.newest(CHECKPOINTS_KEPT):
             metadata = found.read(number)

@@ -3,28 +3,38 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections import deque
 from dataclasses import dataclass
 
 from pyspark_ckpt.errors import CkptError
 from pyspark_ckpt.formats.layout import (
+    CAPTURES,
     CHECKPOINTS_DIRECTORY,
+    DRIVERS,
     HISTORY,
     METADATA_NAME,
+    OWNERS,
+    RELEASES,
+    REQUESTS,
+    SHADOW,
     SHARED,
+    STORES,
     TASK_OWNED,
     checkpoint_id_of,
     is_savepoint_name,
 )
+from pyspark_ckpt.history.places import is_checkpoints_directory
 from pyspark_ckpt.storage.open import Storage
 
 LEVELS = 5
 MOST_DIRECTORIES = 2000
-_DIRECTORIES_OF_ONE = frozenset({SHARED, TASK_OWNED, HISTORY})
-_FILES = (
-    ".parquet", ".crc", ".json", ".csv", ".txt", ".log", ".avro", ".orc", ".py", ".gz", ".zip",
-    ".html", ".md",
-)  # fmt: skip
+_OF_CHECKPOINTS = frozenset(
+    {CAPTURES, DRIVERS, HISTORY, OWNERS, RELEASES, REQUESTS, SHARED, STORES, TASK_OWNED}
+)
+_OF_SPARK = frozenset({"offsets", "commits", "sources", "state"})
+"""What Spark keeps in the location of a query."""
+
+_OF_TABLES = frozenset({"_spark_metadata", "_temporary", "_delta_log"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +93,8 @@ def key_of(url: str) -> str:
 def find_places(root: Storage) -> Places:
     """Return the queries and savepoints in and below a directory, in the order of their paths.
 
+    Those that lie above others are found first, if there are too many directories to look at all.
+
     Parameters
     ----------
     root
@@ -90,11 +102,11 @@ def find_places(root: Storage) -> Places:
         directory with any of them below it.
     """
     search = _Search()
-    found = list(search.below(root, LEVELS))
+    search.all_below(root)
     return Places(
-        queries=tuple(each for each in found if isinstance(each, QueryPlace)),
-        savepoints=tuple(each for each in found if isinstance(each, SavepointPlace)),
-        is_whole=search.left > 0,
+        queries=tuple(sorted(search.queries, key=lambda each: each.path.split("/"))),
+        savepoints=tuple(sorted(search.savepoints, key=lambda each: each.storage.url.split("/"))),
+        is_whole=search.is_whole,
         unreadable=tuple(search.unreadable),
     )
 
@@ -103,44 +115,85 @@ class _Search:
     """A search that looks at a bounded number of directories."""
 
     def __init__(self) -> None:
-        self.left = MOST_DIRECTORIES
+        self.queries: list[QueryPlace] = []
+        self.savepoints: list[SavepointPlace] = []
         self.unreadable: list[str] = []
+        self.is_whole = True
+        self._left = MOST_DIRECTORIES
 
-    def below(self, directory: Storage, levels: int) -> Iterator[QueryPlace | SavepointPlace]:
-        names = self._names(directory)
-        if CHECKPOINTS_DIRECTORY in names:
-            checkpoints = directory.child(CHECKPOINTS_DIRECTORY)
-            yield QueryPlace(key_of(checkpoints.url), checkpoints, directory)
-        elif METADATA_NAME in names or is_savepoint_name(directory.name):
+    def all_below(self, root: Storage) -> None:
+        waiting = deque([(below, LEVELS - 1) for below in self._looked_at(root)])
+        while waiting:
+            (directory, name), levels = waiting.popleft()
+            if self._left <= 0:
+                self.is_whole = False
+                return
+            child = self._child(directory, name)
+            found = [] if child is None else self._looked_at(child)
+            if found and not levels:
+                self.is_whole = False
+            else:
+                waiting.extend((below, levels - 1) for below in found)
+
+    def _looked_at(self, directory: Storage) -> list[tuple[Storage, str]]:
+        """Note what a directory is; return which directories in it may have more."""
+        entries = self._entries(directory)
+        below = sorted(name for name, is_directory in entries.items() if is_directory)
+        return [(directory, name) for name in self._may_have_more(directory, entries, below)]
+
+    def _may_have_more(
+        self, directory: Storage, entries: dict[str, bool], below: list[str]
+    ) -> list[str]:
+        if CHECKPOINTS_DIRECTORY in below:
+            checkpoints = self._child(directory, CHECKPOINTS_DIRECTORY)
+            if checkpoints is not None:
+                self._add(checkpoints, directory)
+            return _beside_a_query(below)
+        if METADATA_NAME in entries or is_savepoint_name(directory.name):
             if checkpoint_id_of(directory.name) is None:
-                yield SavepointPlace(key_of(directory.url), directory)
-        elif _is_of_one_query(names):
+                self.savepoints.append(SavepointPlace(key_of(directory.url), directory))
+            return []
+        if is_checkpoints_directory(
+            directory.name, below, lambda name: self._entries(directory, name)
+        ):
             # The directory in a location has its name; elsewhere it has the query's id.
-            location = directory.parent() if directory.name == CHECKPOINTS_DIRECTORY else None
-            yield QueryPlace(key_of(directory.url), directory, location)
-        elif levels:
-            for name in filter(_may_be_a_directory, names):
-                try:
-                    below = directory.child(name)
-                except (OSError, CkptError) as exc:  # a link that leaves the directory
-                    self.unreadable.append(f"{directory.url}/{name}: {exc}")
-                    continue
-                yield from self.below(below, levels - 1)
+            is_inside = directory.name == CHECKPOINTS_DIRECTORY
+            self._add(directory, directory.parent() if is_inside else None)
+            others = [name for name in below if checkpoint_id_of(name) is None]
+            return [name for name in _beside_a_query(others) if name not in _OF_CHECKPOINTS]
+        if {"offsets", "commits"} <= {*below}:  # a location whose checkpoints are elsewhere
+            return _beside_a_query(below)
+        return [name for name in below if _may_hold_queries(name)]
 
-    def _names(self, directory: Storage) -> list[str]:
-        if self.left <= 0:
-            return []
-        self.left -= 1
+    def _add(self, checkpoints: Storage, location: Storage | None) -> None:
+        self.queries.append(QueryPlace(key_of(checkpoints.url), checkpoints, location))
+
+    def _entries(self, directory: Storage, name: str | None = None) -> dict[str, bool]:
+        self._left -= 1
         try:
-            return sorted(directory.list())
+            return directory.entries(name)
         except (OSError, CkptError) as exc:
-            self.unreadable.append(f"{directory.url}: {exc}")
-            return []
+            below = "" if name is None else f"/{name}"
+            self.unreadable.append(f"{directory.url}{below}: {exc}")
+            return {}
+
+    def _child(self, directory: Storage, name: str) -> Storage | None:
+        try:
+            return directory.child(name)
+        except (OSError, CkptError) as exc:  # a link that leaves the directory
+            self.unreadable.append(f"{directory.url}/{name}: {exc}")
+            return None
 
 
-def _is_of_one_query(names: list[str]) -> bool:
-    return any(name in _DIRECTORIES_OF_ONE or checkpoint_id_of(name) is not None for name in names)
+def _beside_a_query(names: list[str]) -> list[str]:
+    """Return what in a query's directory may have others; what is Spark's or ours does not."""
+    own = _OF_SPARK | {CHECKPOINTS_DIRECTORY}
+    return [
+        name
+        for name in names
+        if name not in own and not name.startswith("_") and _may_hold_queries(name)
+    ]
 
 
-def _may_be_a_directory(name: str) -> bool:
-    return not name.startswith((".", "_")) and not name.endswith(_FILES)
+def _may_hold_queries(name: str) -> bool:
+    return not name.startswith((".", SHADOW)) and name not in _OF_TABLES

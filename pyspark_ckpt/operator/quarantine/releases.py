@@ -30,11 +30,11 @@ import msgspec
 
 from pyspark_ckpt.clock import now_ms
 from pyspark_ckpt.errors import CorruptFileError, StateValueError
+from pyspark_ckpt.formats.layout import RELEASES
 from pyspark_ckpt.storage.base import Storage
 from pyspark_ckpt.storage.corrupt_file import JSON_ERRORS
 
-_RELEASES = "releases"
-_ARMED = f"{_RELEASES}/armed"
+_ARMED = f"{RELEASES}/armed"
 _REQUEST = re.compile(r"[0-9]{15}-[0-9a-f]{16}\.request\.json")
 _EPOCH = re.compile(r"epoch-([0-9]{1,9})-([0-9]{1,18})\.json")
 
@@ -154,7 +154,7 @@ class ReleaseFiles:
                 f"than {MAX_BYTES}: release them in {len(data) // MAX_BYTES + 1} parts, or give "
                 "no keys to release all"
             )
-        self._storage.write(f"{_RELEASES}/{name}", [data])
+        self._storage.write(f"{RELEASES}/{name}", [data])
         return name.removesuffix(".request.json")
 
     def decide(self, epoch: int) -> Decision:
@@ -170,7 +170,7 @@ class ReleaseFiles:
         found = self.decided(epoch)
         if found is not None:
             return found
-        names = self._storage.list(_RELEASES)
+        names = self._storage.list(RELEASES)
         before = self._newest_before(epoch, names)
         done = () if before is None else self._decision(before).done
         waiting = sorted(n for n in names if _REQUEST.fullmatch(n) and n not in done)
@@ -189,7 +189,7 @@ class ReleaseFiles:
         taken: list[Release] = []
         size_bytes = 0
         for name in waiting:
-            size_bytes += self._storage.size_bytes(f"{_RELEASES}/{name}") or 0
+            size_bytes += self._storage.size_bytes(f"{RELEASES}/{name}") or 0
             if taken and size_bytes > MAX_BYTES:
                 break
             taken.append(self._requested(name))
@@ -210,11 +210,11 @@ class ReleaseFiles:
         return self._decision(self._name(epoch))
 
     def _decision(self, name: str) -> Decision:
-        found: Decision = self._read(f"{_RELEASES}/{name}", Decision, 2 * MAX_BYTES)
+        found: Decision = self._read(f"{RELEASES}/{name}", Decision, 2 * MAX_BYTES)
         return found
 
     def _requested(self, name: str) -> Release:
-        found: ReleaseRequest = self._read(f"{_RELEASES}/{name}", ReleaseRequest)
+        found: ReleaseRequest = self._read(f"{RELEASES}/{name}", ReleaseRequest)
         return found.release
 
     def _newest_before(self, epoch: int, names: list[str]) -> str | None:
@@ -232,13 +232,13 @@ class ReleaseFiles:
         if not old:
             return
         done_then = set(self._decision(max(old, key=_place)).done) & set(done)
-        self._storage.delete(f"{_RELEASES}/{name}" for name in [*old, *sorted(done_then)])
+        self._storage.delete(f"{RELEASES}/{name}" for name in [*old, *sorted(done_then)])
 
     def _name(self, epoch: int) -> str:
         return f"epoch-{self._timeline}-{epoch}.json"
 
     def _path(self, epoch: int) -> str:
-        return f"{_RELEASES}/{self._name(epoch)}"
+        return f"{RELEASES}/{self._name(epoch)}"
 
     def _read(self, path: str, kind: Any, most_bytes: int = MAX_BYTES) -> Any:
         size_bytes = self._storage.size_bytes(path)
