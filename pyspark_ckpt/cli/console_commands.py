@@ -9,21 +9,32 @@ from pathlib import Path
 from typing import Any
 
 from pyspark_ckpt.cli.output import Result, as_json
-from pyspark_ckpt.console.data.bundle import is_bundle, unpack_bundle, write_bundle
+from pyspark_ckpt.console.data.bundle import unpack_bundle, write_bundle
 from pyspark_ckpt.console.data.places import find_places
 from pyspark_ckpt.console.opening import Console, open_console
 from pyspark_ckpt.errors import CheckpointNotFoundError
-from pyspark_ckpt.storage.open import open_storage
+from pyspark_ckpt.storage.open import LocalStorage, Storage, open_storage
 
 
 def ui(arguments: Namespace) -> Result:
     """Serve the console until it is interrupted, with the time that no other program wants."""
     where: dict[str, Any] = {"host": arguments.host, "port": arguments.port}
-    if not is_bundle(arguments.path):
+    if not Path(arguments.path).is_file():
+        _check_is_there(open_storage(arguments.path))
         return _serve(open_console(arguments.path, **where), arguments)
     with tempfile.TemporaryDirectory(prefix="pyspark_ckpt_bundle-") as unpacked:
         unpack_bundle(arguments.path, Path(unpacked))
         return _serve(open_console(unpacked, bundle=arguments.path, **where), arguments)
+
+
+def _check_is_there(root: Storage) -> None:
+    """Raise if there is no directory; a page would only say that there is no query."""
+    is_there = root.root.is_dir() if isinstance(root, LocalStorage) else bool(root.entries())
+    if not is_there:
+        raise CheckpointNotFoundError(
+            f"there is no {root.url}: give a query's checkpointLocation, a directory of several, "
+            "or a bundle"
+        )
 
 
 def _serve(console: Console, arguments: Namespace) -> Result:

@@ -74,7 +74,7 @@ def open_server(
     Raises
     ------
     ConfigurationError
-        If the extra ``ui`` is not installed.
+        If the extra ``ui`` is not installed, or no host has that name.
     OSError
         If the port is in use.
     """

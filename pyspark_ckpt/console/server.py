@@ -25,7 +25,7 @@ from pyspark_ckpt.console.data.states import KeyRequest, state_page
 from pyspark_ckpt.console.data.timeline import timeline_of
 from pyspark_ckpt.console.html import pages
 from pyspark_ckpt.console.html.family import read_savepoints
-from pyspark_ckpt.errors import CkptError
+from pyspark_ckpt.errors import CkptError, ConfigurationError
 from pyspark_ckpt.formats.layout import checkpoint_name
 from pyspark_ckpt.formats.metadata import Origin
 from pyspark_ckpt.formats.metadata_file import read_metadata
@@ -287,13 +287,21 @@ def make_server(
 
     Raises
     ------
+    ConfigurationError
+        If no host has that name.
     OSError
         If the port is in use.
     """
     if token is None and not is_loopback(host):
         token = new_token()
     app = make_app(root, host=host, token=token, bundle=bundle)
-    server = waitress.create_server(app, host=host, port=port, threads=_THREADS)
+    try:
+        server = waitress.create_server(app, host=host, port=port, threads=_THREADS)
+    except ValueError as exc:  # which says no more than that the host or the port is wrong
+        raise ConfigurationError(
+            f"the console cannot listen at {host!r}: it is no address, and no name that is known "
+            "here; 0.0.0.0 stands for all addresses of this machine"
+        ) from exc
     name = f"[{host}]" if ":" in host else host
     ending = "" if token is None else f"?token={token}"
     return server, f"http://{name}:{server.effective_port}/{ending}"

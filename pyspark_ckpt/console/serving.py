@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from pyspark_ckpt.console.opening import Begun, open_server
-from pyspark_ckpt.errors import ConfigurationError
+from pyspark_ckpt.errors import CkptError
 from pyspark_ckpt.storage.open import open_storage
 
 NICENESS = 19
@@ -35,10 +35,10 @@ def main(directory: str, host: str, port: str, bundle: str = "") -> int:
     bundle
         The path of the bundle that was unpacked into the directory, if it was.
     """
-    root = open_storage(directory)
     try:
+        root = open_storage(directory)
         server, url = open_server(root, host=host, port=int(port), bundle=bundle or None)
-    except ConfigurationError as exc:
+    except CkptError as exc:
         _say(Begun(error=str(exc)))
         return 1
     except OSError as exc:

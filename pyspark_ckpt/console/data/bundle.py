@@ -238,11 +238,6 @@ def _layout(storage: Storage) -> dict[str, int]:
     return {name: storage.size_bytes(name) or 0 for name in names[:MOST_FILES]}
 
 
-def is_bundle(path: str) -> bool:
-    """Return whether a path is a file that may be a bundle."""
-    return Path(path).is_file() and zipfile.is_zipfile(path)
-
-
 def unpack_bundle(path: str, directory: Path) -> BundleIndex:
     """Unpack a bundle into an empty directory, so that it is read as a directory of queries.
 

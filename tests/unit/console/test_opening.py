@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import select
 import signal
 import socket
 import subprocess
 import sys
 import urllib.request
+import zipfile
 from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -16,6 +18,7 @@ from urllib.parse import urlsplit
 import psutil
 import pytest
 
+from pyspark_ckpt.cli.main import main
 from pyspark_ckpt.console.opening import LOOPBACK, open_console
 from pyspark_ckpt.console.serving import NICENESS
 from pyspark_ckpt.errors import CkptError, ConfigurationError
@@ -93,6 +96,47 @@ def test_a_port_that_is_taken_is_an_error(tmp_path: Path) -> None:
     with socket.create_server((LOOPBACK, 0)) as taken:
         with pytest.raises(OSError, match="in use"):
             open_console(str(tmp_path), host=LOOPBACK, port=taken.getsockname()[1])
+
+
+def test_a_host_that_nobody_knows_is_an_error_that_names_it(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ConfigurationError, match=r"cannot listen at 'nosuch\.host\.invalid'"):
+        open_console(str(tmp_path), host="nosuch.host.invalid", port=0)
+    assert capfd.readouterr().err == ""
+
+
+def test_a_directory_that_cannot_be_opened_is_an_error_that_says_why(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(ConfigurationError, match="foo:// is not supported"):
+        open_console("foo://bar/x", host=LOOPBACK, port=0)
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [
+        ("missing", "there is no .*missing: give a query's"),
+        ("memory://of-no-query/x", "there is no memory://of-no-query/x: give"),
+        ("foo://bar/x", "foo:// is not supported"),
+        ("cut.bundle", "cut.bundle is no bundle of pyspark_ckpt"),
+        ("notes.txt", "notes.txt is no bundle of pyspark_ckpt"),
+    ],
+)
+def test_what_cannot_be_shown_is_not_served(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], path: str, why: str
+) -> None:
+    with zipfile.ZipFile(tmp_path / "cut.bundle", "w") as file:
+        file.writestr("bundle.json", '{"version": 1, "root": "x"}')
+    (tmp_path / "cut.bundle").write_bytes((tmp_path / "cut.bundle").read_bytes()[:-9])
+    (tmp_path / "notes.txt").write_text("no bundle")
+    given = path if "://" in path else str(tmp_path / path)
+    assert main(["ui", given, "--port", "0"]) == 1
+    printed = capfd.readouterr()
+    assert printed.out == ""
+    assert re.match(rf"pyspark-ckpt: .*{why}", printed.err)
+    assert "Traceback" not in printed.err
 
 
 def test_a_missing_library_is_an_error_that_names_the_extra(
