@@ -10,7 +10,7 @@ from argparse import Namespace
 from collections.abc import Sequence
 
 from pyspark_ckpt.cli.arguments import read_arguments
-from pyspark_ckpt.cli.output import as_json, failure, printable
+from pyspark_ckpt.cli.output import as_json, failure, hand_over, printable, show, show_printable
 from pyspark_ckpt.errors import CkptError, ConfigurationError
 
 OK, FAILED, USAGE = 0, 1, 2
@@ -43,11 +43,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         result = chosen.run(chosen)
         if not result.is_shown:
-            sys.stdout.write(as_json(result.fields) if chosen.json else printable(result.text))
+            show(sys.stdout, as_json(result.fields) if chosen.json else printable(result.text))
+        write = hand_over if result.is_data and not sys.stdout.isatty() else show_printable
         for part in result.parts:
-            sys.stdout.write(
-                part if result.is_data and not sys.stdout.isatty() else printable(part)
-            )
+            write(sys.stdout, part)
         sys.stdout.flush()
     except BrokenPipeError:  # the reader has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -72,7 +71,7 @@ def _report(chosen: Namespace, error: Exception) -> None:
     if chosen.json:
         sys.stdout.write(as_json(failure(error)))
     else:
-        sys.stderr.write(printable(f"pyspark-ckpt: {error}\n"))
+        show_printable(sys.stderr, f"pyspark-ckpt: {error}\n")
 
 
 def _of_program(exit_of_program: SystemExit) -> ConfigurationError:

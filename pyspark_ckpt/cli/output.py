@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, BinaryIO, TextIO
 
 import pandas as pd
 
@@ -77,6 +77,51 @@ def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
 def printable(text: str) -> str:
     """Return text without control characters, because a stored name must not control a terminal."""
     return "".join(each if each.isprintable() or each == "\n" else "?" for each in text)
+
+
+def show(stream: TextIO, text: str) -> None:
+    """Write text for people; what the stream's encoding lacks is shown as ``?``.
+
+    Parameters
+    ----------
+    stream
+        The standard output, or that of errors.
+    text
+        The text.
+    """
+    encoding = stream.encoding or "utf-8"
+    stream.write(text.encode(encoding, "replace").decode(encoding))
+
+
+def show_printable(stream: TextIO, text: str) -> None:
+    """Write text for people, without control characters; as :func:`show`.
+
+    Parameters
+    ----------
+    stream
+        The standard output, or that of errors.
+    text
+        The text.
+    """
+    show(stream, printable(text))
+
+
+def hand_over(stream: TextIO, text: str) -> None:
+    """Write text that a program reads: in UTF-8, because no other encoding has every character.
+
+    Parameters
+    ----------
+    stream
+        The standard output.
+    text
+        The text.
+    """
+    below: BinaryIO | None = getattr(stream, "buffer", None)
+    if below is None:  # a notebook's output, which takes any text
+        stream.write(text)
+        return
+    stream.flush()
+    below.write(text.encode())
 
 
 def _plain_value(value: Any) -> Any:

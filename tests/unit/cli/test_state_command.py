@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -146,11 +147,14 @@ def odd(tmp_path: Path) -> str:
     return path
 
 
-def test_csv_on_standard_output_has_every_character(odd: str) -> None:
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_csv_on_standard_output_has_every_character(odd: str, encoding: str) -> None:
     """Through a pipe, as a program reads it."""
     program = "import sys; from pyspark_ckpt.cli.main import main; sys.exit(main(sys.argv[1:]))"
     command = [sys.executable, "-c", program, "state", odd, "--state", "n", "--format", "csv"]
-    printed = subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout.decode()
+    environment = {**os.environ, "PYTHONIOENCODING": encoding}
+    ran = subprocess.run(command, check=True, stdout=subprocess.PIPE, env=environment)
+    printed = ran.stdout.decode()
     rows = {
         (bytes.fromhex(row["id"]), row["text"]): int(row["n"])
         for row in csv.DictReader(io.StringIO(printed, newline=""))
