@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from datetime import datetime, timezone
 
 import numpy as np
 
@@ -15,6 +16,21 @@ def now_ms() -> int:
 def monotonic_ms() -> int:
     """Return milliseconds that only grow, for durations and time limits of this process."""
     return time.monotonic_ns() // 1_000_000
+
+
+def utc_text(at_ms: int) -> str:
+    """Return a time in UTC, to the second; a number if Python has no such time.
+
+    Parameters
+    ----------
+    at_ms
+        Milliseconds since 1970, which may come from any file.
+    """
+    try:
+        at = datetime.fromtimestamp(at_ms / 1000, timezone.utc)
+    except (OverflowError, ValueError, OSError):
+        return f"{at_ms} ms after 1970"
+    return f"{at:%Y-%m-%d %H:%M:%S} UTC"
 
 
 def ms_of_text(time_in_utc: str) -> int:

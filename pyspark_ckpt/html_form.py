@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime, timezone
 from html import escape
 
 _CELL = "text-align:left;vertical-align:top;overflow-wrap:anywhere;max-width:40em"
@@ -30,12 +29,6 @@ def html_table(title: str, header: Sequence[str], rows: Iterable[Sequence[object
         f"<div><b>{escape(title)}</b><table><thead><tr>{head}</tr></thead>"
         f"<tbody>{body}</tbody></table></div>"
     )
-
-
-def time_text(at_ms: int) -> str:
-    """Return a time in UTC, to the second."""
-    at = datetime.fromtimestamp(at_ms / 1000, timezone.utc)
-    return at.isoformat(sep=" ", timespec="seconds").replace("+00:00", " UTC")
 
 
 def size_text(size_bytes: int) -> str:

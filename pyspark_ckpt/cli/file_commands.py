@@ -20,6 +20,7 @@ from pyspark_ckpt.history.lineage import ancestors_of, description_of, lineage
 from pyspark_ckpt.history.log import HistoryEntry
 from pyspark_ckpt.history.places import LEVELS, find_checkpoints_directory, savepoint_entries
 from pyspark_ckpt.history.records import format_of
+from pyspark_ckpt.history.times import utc_time
 from pyspark_ckpt.history.verification import size_on_disk_bytes, verify
 from pyspark_ckpt.savepoint.dispose import dispose_savepoint
 from pyspark_ckpt.storage.open import open_storage
@@ -158,8 +159,10 @@ def _ancestors_text(ancestors: pd.DataFrame) -> str:
 
 def _readable(fields: dict[str, Any]) -> dict[str, Any]:
     """Return the fields for the text: without operators, and with a readable time."""
-    completed_at = pd.Timestamp(fields["completed_at_ms"], unit="ms")
-    shown = {"completed_at_ms": ("completed_at", f"{completed_at:%Y-%m-%d %H:%M:%SZ}")}
+    completed_at = utc_time(fields["completed_at_ms"])
+    shown = {}
+    if not pd.isna(completed_at):  # else the number is all that can be said
+        shown["completed_at_ms"] = "completed_at", f"{completed_at:%Y-%m-%d %H:%M:%SZ}"
     operators = ("operators", "native_operators")
     kept = (
         shown.get(name, (name, value)) for name, value in fields.items() if name not in operators

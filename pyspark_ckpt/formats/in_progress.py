@@ -8,10 +8,10 @@ complete.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from datetime import datetime, timezone
 
 import msgspec
 
+from pyspark_ckpt.clock import utc_text
 from pyspark_ckpt.errors import CorruptFileError, UnsafePathError
 from pyspark_ckpt.formats.layout import (
     IN_PROGRESS_NAME,
@@ -61,10 +61,9 @@ class InProgress(msgspec.Struct, frozen=True, kw_only=True):
 
     def description(self) -> str:
         """Return the savepoint as errors describe it."""
-        began_at = datetime.fromtimestamp(self.began_at_ms / 1000, timezone.utc)
         return (
             f"a savepoint of query {self.query_id[:80]}, epoch {self.epoch}, begun at "
-            f"{began_at:%Y-%m-%d %H:%M:%S} UTC"
+            f"{utc_text(self.began_at_ms)}"
         )
 
 

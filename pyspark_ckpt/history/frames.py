@@ -17,6 +17,7 @@ from pyspark_ckpt.history.history_frame import History
 from pyspark_ckpt.history.log import HistoryEntry, HistoryLog, checkpoint_entries, sizes_of_subtask
 from pyspark_ckpt.history.places import find_checkpoints_directory
 from pyspark_ckpt.history.run_log import RecordedRuns
+from pyspark_ckpt.history.times import milliseconds_in_range, number_in_range
 from pyspark_ckpt.operator.schema.report import LIBRARY_PREFIX
 from pyspark_ckpt.storage.open import Storage
 from pyspark_ckpt.stores.base import CompletedCheckpointStore
@@ -125,6 +126,9 @@ def entries_of(store: CompletedCheckpointStore) -> list[HistoryEntry]:
 def as_frame(entries: list[HistoryEntry], columns: Sequence[str] = HISTORY_COLUMNS) -> pd.DataFrame:
     """Return entries as a DataFrame of some columns."""
     rows = [msgspec.to_builtins(entry) for entry in entries]
+    for row in rows:  # one strange file hides no other one
+        row["triggered_at_ms"] = milliseconds_in_range(row["triggered_at_ms"])
+        row.update((name, number_in_range(row[name])) for name in _NUMBERS)
     fields = [field.name for field in msgspec.structs.fields(HistoryEntry)]
     frame = pd.DataFrame(rows, columns=fields)
     frame["triggered_at"] = pd.to_datetime(frame["triggered_at_ms"], unit="ms", utc=True)

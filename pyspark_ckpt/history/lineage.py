@@ -18,6 +18,7 @@ from pyspark_ckpt.formats.metadata import CheckpointMetadata, OperatorMetadata, 
 from pyspark_ckpt.formats.metadata_file import read_metadata
 from pyspark_ckpt.formats.modes import CheckpointKind
 from pyspark_ckpt.history.places import directory_below
+from pyspark_ckpt.history.times import utc_time
 from pyspark_ckpt.storage.open import Storage, open_storage
 
 COLUMNS = (
@@ -42,7 +43,7 @@ def found_row(metadata: CheckpointMetadata, path: str) -> dict[str, Any]:
         "query_id": metadata.query_id,
         "query_name": metadata.query_name,
         "epoch": metadata.epoch,
-        "completed_at": pd.Timestamp(metadata.completed_at_ms, unit="ms", tz="UTC"),
+        "completed_at": utc_time(metadata.completed_at_ms),
         "operators": {
             operator.uid: {**description_of(operator), "restored": operator.uid in restored}
             for operator in metadata.operators

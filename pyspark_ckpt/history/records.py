@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from pyspark_ckpt.abort_reason import AbortReason
+from pyspark_ckpt.clock import utc_text
 from pyspark_ckpt.formats.handle import CANONICAL_FORMAT
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.formats.modes import CheckpointKind, SavepointFormat
-from pyspark_ckpt.html_form import html_facts, size_text, time_text
+from pyspark_ckpt.html_form import html_facts, size_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +72,7 @@ class CompletedCheckpoint:
     def _repr_html_(self) -> str:
         facts = {
             "epoch": self.epoch,
-            "triggered": time_text(self.triggered_at_ms),
+            "triggered": utc_text(self.triggered_at_ms),
             "duration": f"{self.duration_ms} ms",
             "size": size_text(self.size_bytes),
             "path": self.path,
@@ -127,7 +128,7 @@ class AbortedCheckpoint:
         facts = {
             "kind": self.kind.value,
             "epoch": self.epoch,
-            "triggered": time_text(self.triggered_at_ms),
+            "triggered": utc_text(self.triggered_at_ms),
             "duration": f"{self.duration_ms} ms",
             "reason": self.reason.value,
             "message": self.message,
@@ -194,7 +195,7 @@ class Savepoint:
         facts = {
             "epoch": self.epoch,
             "query": self.query_id,
-            "completed": time_text(self.completed_at_ms),
+            "completed": utc_text(self.completed_at_ms),
             "duration": f"{self.completed_at_ms - self.triggered_at_ms} ms",
             "size": f"{size_text(self.size_bytes)} in {self.files} files, {self.format}",
             "path": self.path,

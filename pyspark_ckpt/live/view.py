@@ -12,8 +12,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from pyspark_ckpt.clock import utc_text
 from pyspark_ckpt.history.log import HistoryEntry
-from pyspark_ckpt.html_form import html_facts, html_table, size_text, time_text
+from pyspark_ckpt.html_form import html_facts, html_table, size_text
 from pyspark_ckpt.text_table import text_pairs, text_table
 
 SHOWN_EPOCHS = 10
@@ -95,7 +96,7 @@ class QueryView:
                 entry.checkpoint_id,
                 entry.status,
                 entry.epoch,
-                None if entry.triggered_at_ms is None else time_text(entry.triggered_at_ms),
+                None if entry.triggered_at_ms is None else utc_text(entry.triggered_at_ms),
                 entry.duration_ms,
                 None if entry.size_bytes is None else size_text(entry.size_bytes),
                 entry.reason,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -15,12 +16,14 @@ import pytest
 import pyspark_ckpt
 from pyspark_ckpt import rename_uid
 from pyspark_ckpt.cli.main import main
+from pyspark_ckpt.clock import utc_text
 from pyspark_ckpt.formats.metadata import (
     CheckpointMetadata,
     Origin,
     SparkOperatorFile,
     SparkOperatorMetadata,
 )
+from pyspark_ckpt.formats.metadata_file import encode_metadata
 from pyspark_ckpt.formats.modes import CheckpointKind, SavepointFormat
 from pyspark_ckpt.formats.origin import write_origin
 from pyspark_ckpt.savepoint.savepoint import write_savepoint
@@ -296,3 +299,56 @@ def test_as_a_program_it_starts_no_spark(savepoint: Path) -> None:
         "sys.exit(code + 10 * (SparkContext._gateway is not None))"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("at_ms", [9 * 10**18, 253402300800000, -(9 * 10**18), 2**63 - 1])
+def test_a_time_that_pandas_lacks_hides_no_other_entry(
+    storage: Storage,
+    snapshot: CheckpointMetadata,  # noqa: F811
+    savepoint: Path,
+    capsys: pytest.CaptureFixture[str],
+    at_ms: int,
+) -> None:
+    strange = msgspec.structs.replace(snapshot, completed_at_ms=at_ms, triggered_at_ms=-at_ms + 1)
+    other = savepoint.with_name("savepoint-000000-0123456789ab")
+    other.mkdir()
+    (other / "_metadata").write_bytes(encode_metadata(strange))
+    store = CompletedCheckpoints(storage)
+    store.reserve(2)
+    store.add(2, msgspec.structs.replace(strange, kind=CheckpointKind.CHECKPOINT, checkpoint_id=2))
+    entry = {
+        "kind": "checkpoint", "status": "aborted", "triggered_at_ms": at_ms, "epoch": 2**63 - 1,
+        "duration_ms": 2**64 - 1,
+    }  # fmt: skip
+    storage.write(
+        "history/000000000000000099-000000000000000-aaaaaaaa.json", [json.dumps(entry).encode()]
+    )
+    for command in (
+        ["list", str(savepoint.parent)], ["list", storage.url], ["history", storage.url],
+        ["history", str(savepoint.parent)], ["show", str(other)],
+    ):  # fmt: skip
+        assert main(command) == 0, command
+        printed = capsys.readouterr().out
+        assert savepoint.name in printed or storage.url in printed or str(at_ms) in printed
+        assert main([*command, "--json"]) == 0, command
+        json.loads(capsys.readouterr().out)
+    assert "after 1970" in utc_text(at_ms)
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_a_name_that_the_terminal_cannot_show(
+    storage: Storage,
+    snapshot: CheckpointMetadata,  # noqa: F811
+    encoding: str,
+) -> None:
+    """Through a pipe, because only a process of its own gets another encoding."""
+    name = "\u30c1\u30a7\u30c3\u30af \u00f6"
+    store = CompletedCheckpoints(storage)
+    store.reserve(1)
+    store.add(1, msgspec.structs.replace(snapshot, query_name=name))
+    ran = subprocess.run(
+        [sys.executable, "-m", "pyspark_ckpt.cli", "show", storage.url_of("chk-1")],
+        env={**os.environ, "PYTHONIOENCODING": encoding}, capture_output=True, check=False,
+    )  # fmt: skip
+    assert (ran.returncode, ran.stderr) == (0, b"")
+    assert name.encode(encoding, "replace") in ran.stdout
