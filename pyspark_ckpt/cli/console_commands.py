@@ -61,15 +61,24 @@ def bundle(arguments: Namespace) -> Result:
             f"{root.url} has no query and no savepoint: give a query's checkpointLocation, or a "
             "directory of several"
         )
-    files = write_bundle(root, places, Path(arguments.output))
+    made = write_bundle(root, places, Path(arguments.output))
     fields = {
         "output": arguments.output,
         "queries": len(places.queries),
         "savepoints": len(places.savepoints),
-        "files": files,
+        "files": made.files,
+        "cut": list(made.cut),
+        "unnamed": made.unnamed,
     }
     text = (
         f"{arguments.output}: {len(places.queries)} queries, {len(places.savepoints)} savepoints, "
-        f"{files} files; open it with: pyspark-ckpt ui {arguments.output}\n"
+        f"{made.files} files; open it with: pyspark-ckpt ui {arguments.output}\n"
     )
+    if made.cut:
+        text += (
+            f"not all fits into a bundle, so older records of {len(made.cut)} of them are left "
+            f"out, such as of {made.cut[0]}: make bundles of fewer queries to have all\n"
+        )
+    if made.unnamed:
+        text += f"left out: {made.unnamed} files whose names the library does not give\n"
     return Result(fields, text)

@@ -16,54 +16,35 @@ was complete when the bundle was made is in it.
 from __future__ import annotations
 
 import errno
+import os
 import re
+import secrets
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from pyspark_ckpt.clock import now_ms
-from pyspark_ckpt.console.data.checkpoints import retained_checkpoints
-from pyspark_ckpt.console.data.kept_files import KEPT_FILES_NAME, encode_kept_files
+from pyspark_ckpt.console.data.bundled_content import Members, of_query, of_savepoint
 from pyspark_ckpt.console.data.places import Places, QueryPlace, SavepointPlace
-from pyspark_ckpt.errors import CkptError, CorruptFileError
-from pyspark_ckpt.formats.handle import Handle
+from pyspark_ckpt.errors import CorruptFileError
 from pyspark_ckpt.formats.layout import (
-    AUTHOR_NAME,
-    BUNDLED_MARK,
-    CHECKPOINTS_DIRECTORY,
-    HISTORY,
     METADATA_NAME,
-    ROLLED_BACK_NAME,
     SHARED,
     STORES,
     TASK_OWNED,
-    checkpoint_name,
     is_savepoint_name,
 )
-from pyspark_ckpt.formats.metadata import CheckpointMetadata
-from pyspark_ckpt.formats.metadata_file import encode_metadata, read_metadata
-from pyspark_ckpt.formats.origin import ORIGIN_NAME
-from pyspark_ckpt.history.log import KEPT
-from pyspark_ckpt.history.run_log import KEPT_RUNS
-from pyspark_ckpt.history.run_record import (
-    RUNS,
-    RunNote,
-    decode_run_record,
-    encode_run_record,
-    run_record_kind,
-    without_slow_keys,
-)
 from pyspark_ckpt.storage.corrupt_file import JSON_ERRORS, ZIP_ERRORS
+from pyspark_ckpt.storage.mount import give_name
 from pyspark_ckpt.storage.open import LocalStorage, Storage
 
 BUNDLE_VERSION = 1
 INDEX_NAME = "bundle.json"
-CHECKPOINTS_KEPT = 100
-EPOCHS_KEPT = 20
-NOTES_KEPT = 1000
 MOST_FILES = 100_000
 MOST_BYTES = 1 << 30
 
@@ -87,8 +68,22 @@ class BundleIndex(msgspec.Struct, frozen=True, kw_only=True):
     layout: dict[str, dict[str, int]] = {}
 
 
-def write_bundle(root: Storage, places: Places, path: Path) -> int:
-    """Write a bundle and return the number of its files; an existing file is not replaced.
+@dataclass(frozen=True, slots=True)
+class WrittenBundle:
+    """How many files a new bundle has; `cut` are queries whose older records have no place in it.
+
+    `unnamed` counts files whose names no bundle takes, such as copies that somebody has made.
+    """
+
+    files: int
+    cut: tuple[str, ...]
+    unnamed: int
+
+
+def write_bundle(root: Storage, places: Places, path: Path) -> WrittenBundle:
+    """Write a bundle that can be opened; an existing file is not replaced.
+
+    The file gets its name once it is whole.
 
     Parameters
     ----------
@@ -104,138 +99,100 @@ def write_bundle(root: Storage, places: Places, path: Path) -> int:
     FileExistsError
         If there is such a file.
     """
+    if path.exists():  # before the work; it is certain below only
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+    if not path.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, "there is no such directory", str(path.parent))
+    most = MOST_FILES // max(len(places.queries), 1)
     index = BundleIndex(
         version=BUNDLE_VERSION,
         root=root.url,
         made_at_ms=now_ms(),
         queries={str(n): each.path for n, each in enumerate(places.queries)},
         savepoints={str(n): each.storage.url for n, each in enumerate(places.savepoints)},
-        layout={str(n): _layout(each.checkpoints) for n, each in enumerate(places.queries)},
+        layout={str(n): _layout(each.checkpoints, most) for n, each in enumerate(places.queries)},
     )
-    count = 1
-    with zipfile.ZipFile(path, "x", zipfile.ZIP_DEFLATED) as file:
-        file.writestr(INDEX_NAME, msgspec.json.encode(index))
-        for name, content in _contents(places):
-            file.writestr(name, content)
-            count += 1
-    return count
-
-
-def _contents(places: Places) -> Iterator[tuple[str, bytes]]:
-    for number, query in enumerate(places.queries):
-        below = f"queries/{number}"
-        for name, content in _of_query(query):
-            yield f"{below}/{CHECKPOINTS_DIRECTORY}/{name}", content
-        if query.location is not None:
-            for name, content in _of_location(query.location):
-                yield f"{below}/{name}", content
-    for number, savepoint in enumerate(places.savepoints):
-        stored = _savepoint(savepoint)
-        if stored is not None:
-            # The index has its path. A copy may have any name, as with spaces.
-            name = savepoint.storage.name
-            name = name if is_savepoint_name(name) else f"savepoint-{number}"
-            yield f"savepoints/{number}/{name}/{METADATA_NAME}", stored
-
-
-def _of_query(query: QueryPlace) -> Iterator[tuple[str, bytes]]:
-    storage = query.checkpoints
-    for name in [name for name in storage.list(HISTORY) if name.endswith(".json")][-KEPT:]:
-        yield from _file(storage, f"{HISTORY}/{name}")
-    for name in _run_records(storage):
-        for path, content in _file(storage, f"{RUNS}/{name}"):
-            yield path, without_keys(content)
-    yield from _file(storage, ORIGIN_NAME)
-    yield KEPT_FILES_NAME, encode_kept_files(query)
-    yield f"{SHARED}/{BUNDLED_MARK}", b""  # so that it is found without a checkpoint too
-    with retained_checkpoints(storage) as found:
-        for number in found.newest(CHECKPOINTS_KEPT):
-            metadata = found.read(number)
-            if isinstance(metadata, CheckpointMetadata):
-                directory = checkpoint_name(number)
-                yield f"{directory}/{AUTHOR_NAME}", b"bundle"
-                yield f"{directory}/{METADATA_NAME}", encode_metadata(without_data(metadata))
-
-
-def _run_records(storage: Storage) -> list[str]:
-    """Return the records of runs that a bundle has: notes of a long run push out no start."""
-    names = sorted(name for name in storage.list(RUNS) if run_record_kind(name))
-    notes = [name for name in names if run_record_kind(name) == "note"]
-    runs = [name for name in names if run_record_kind(name) != "note"]
-    first = [name for name in runs if run_record_kind(name) == "started"][:1]
-    return sorted({*first, *runs[-KEPT_RUNS:], *notes[-NOTES_KEPT:]})
-
-
-def _of_location(location: Storage) -> Iterator[tuple[str, bytes]]:
-    yield from _file(location, ROLLED_BACK_NAME)
-    for directory in ("offsets", "commits"):
-        numbers = sorted(int(name) for name in location.list(directory) if name.isdecimal())
-        for number in numbers[-EPOCHS_KEPT:]:
-            yield from _file(location, f"{directory}/{number}")
-
-
-def _file(storage: Storage, name: str) -> Iterator[tuple[str, bytes]]:
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
-        yield name, storage.read(name)
-    except (OSError, CkptError):  # it is not there, or was deleted meanwhile
-        return
+        with zipfile.ZipFile(temporary, "x", zipfile.ZIP_DEFLATED) as file:
+            writing = _Writing(file)
+            writing.add({INDEX_NAME: msgspec.json.encode(index)})
+            writing.add_savepoints(places.savepoints)
+            writing.add_queries(places.queries)
+        give_name(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return WrittenBundle(writing.files, tuple(writing.cut), writing.unnamed)
 
 
-def _savepoint(place: SavepointPlace) -> bytes | None:
-    try:
-        return encode_metadata(without_data(read_metadata(place.storage)))
-    except (OSError, CkptError):
-        return None
+class _Writing:
+    """A bundle that is being written, within the limits of whoever opens it."""
+
+    def __init__(self, file: zipfile.ZipFile) -> None:
+        self.files = 0
+        self.cut: list[str] = []
+        self.unnamed = 0
+        self._file = file
+        self._bytes_left = MOST_BYTES
+
+    def add(self, members: Members) -> None:
+        for name, content in members.items():
+            self._file.writestr(name, content)
+            self.files += 1
+            self._bytes_left -= len(content)
+
+    def add_savepoints(self, places: Sequence[SavepointPlace]) -> None:
+        for number, place in enumerate(places):
+            stored = of_savepoint(place)
+            # Half of the place is for queries.
+            if stored is not None and len(stored) <= self._bytes_left - MOST_BYTES // 2:
+                # The index has its path. A copy may have any name, as with spaces.
+                name = f"savepoints/{number}/{place.storage.name}/{METADATA_NAME}"
+                if not (is_savepoint_name(place.storage.name) and is_member_name(name)):
+                    name = f"savepoints/{number}/savepoint-{number}/{METADATA_NAME}"
+                self.add({name: stored})
+            elif stored is not None:
+                self.cut.append(place.storage.url)
+
+    def add_queries(self, places: Sequence[QueryPlace]) -> None:
+        """Add queries; each gets an equal part of the place that those before it have left."""
+        for number, place in enumerate(places):
+            left = len(places) - number
+            most_files = (MOST_FILES - self.files) // left
+            most_bytes = self._bytes_left // left
+            files, bytes_left = self.files, self._bytes_left
+            is_cut = False
+            with closing(of_query(place)) as content:
+                for members in content:
+                    named = {f"queries/{number}/{name}": each for name, each in members.items()}
+                    if not all(map(is_member_name, named)):
+                        self.unnamed += 1
+                        continue
+                    if self.files - files + len(named) > most_files:
+                        is_cut = True
+                        break
+                    size = sum(map(len, named.values())) + bytes_left - self._bytes_left
+                    if size > most_bytes:
+                        is_cut = True  # what follows may be smaller
+                        continue
+                    self.add(named)
+            if is_cut:
+                self.cut.append(place.path)
 
 
-def without_data(metadata: CheckpointMetadata) -> CheckpointMetadata:
-    """Return metadata without the changes and keys that handles contain.
-
-    Parameters
-    ----------
-    metadata
-        What a checkpoint or savepoint stores.
-    """
-    operators = tuple(
-        msgspec.structs.replace(
-            operator, handles=tuple(_handle_without_data(each) for each in operator.handles)
-        )
-        for operator in metadata.operators
-    )
-    return msgspec.structs.replace(metadata, operators=operators)
+def is_member_name(name: str) -> bool:
+    """Return whether a file of a bundle may have a name: the library writes no other one."""
+    # The note on a store has an address, which a reader of the bundle would connect to.
+    forbidden = {"..", STORES} & {*name.split("/")}
+    return not forbidden and _NAME.fullmatch(name) is not None
 
 
-def without_keys(data: bytes) -> bytes:
-    """Return a record of a run without the keys that took most time.
-
-    Parameters
-    ----------
-    data
-        The record, as it is stored.
-    """
-    record = decode_run_record(data)
-    if record is None:
-        return b"{}"
-    if isinstance(record, RunNote):
-        checkpoints = tuple(map(without_slow_keys, record.checkpoints))
-        record = msgspec.structs.replace(record, checkpoints=checkpoints)
-    return encode_run_record(record)
-
-
-def _handle_without_data(handle: Handle) -> Handle:
-    segments = tuple(
-        each if each.inline is None else msgspec.structs.replace(each, inline=b"")
-        for each in handle.segments
-    )
-    return msgspec.structs.replace(handle, segments=segments, sweep_from=b"")
-
-
-def _layout(storage: Storage) -> dict[str, int]:
+def _layout(storage: Storage, most: int) -> dict[str, int]:
     """Return the sizes of a query's data files; of a server, only their names are asked for."""
     names = [f"{top}/{name}" for top in (SHARED, TASK_OWNED) for name in storage.list(top)]
     if storage.is_remote:
-        return dict.fromkeys(names[:MOST_FILES], -1)
-    return {name: storage.size_bytes(name) or 0 for name in names[:MOST_FILES]}
+        return dict.fromkeys(names[:most], -1)
+    return {name: storage.size_bytes(name) or 0 for name in names[:most]}
 
 
 def unpack_bundle(path: str, directory: Path) -> BundleIndex:
@@ -269,9 +226,7 @@ def unpack_bundle(path: str, directory: Path) -> BundleIndex:
             for member in members:
                 if member.filename == INDEX_NAME:
                     continue
-                # The note on a store has an address, which a reader of the bundle would connect to.
-                forbidden = {"..", STORES} & {*member.filename.split("/")}
-                if forbidden or _NAME.fullmatch(member.filename) is None:
+                if not is_member_name(member.filename):
                     raise _no_bundle(path, f"{member.filename[:120]!r} is no name of a bundle")
                 target.write(member.filename, [file.read(member)])
             target.write(INDEX_NAME, [msgspec.json.encode(index)])

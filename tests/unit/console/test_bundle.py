@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import tracemalloc
 import zipfile
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from pyspark_ckpt.console.data import bundle
-from pyspark_ckpt.console.data.bundle import unpack_bundle, without_keys, write_bundle
+from pyspark_ckpt.cli.main import main
+from pyspark_ckpt.console.data import bundle, bundled_content
+from pyspark_ckpt.console.data.bundle import unpack_bundle, write_bundle
+from pyspark_ckpt.console.data.bundled_content import without_keys
 from pyspark_ckpt.console.data.places import find_places
 from pyspark_ckpt.console.data.queries import RunState, summary_of
 from pyspark_ckpt.console.server import make_app
@@ -73,7 +78,7 @@ def test_who_made_a_query_is_kept_though_notes_are_left_out(
         log.write(RunStarted(run_id=user, at_ms=1, query_id="q", started_by=user))
         for _ in range(5):
             log.write(note())
-    monkeypatch.setattr(bundle, "NOTES_KEPT", 3)
+    monkeypatch.setattr(bundled_content, "NOTES_KEPT", 3)
     (place,) = find_places(bundled(root, tmp_path)).queries
     assert summary_of(place, 2).made_by == "ann"
     assert len(RecordedRuns(place.checkpoints).notes(100)) == 3
@@ -83,7 +88,7 @@ def test_the_last_run_is_that_of_the_query_though_it_has_run_for_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its start is older than all notes that are kept."""
-    monkeypatch.setattr(bundle, "NOTES_KEPT", 3)
+    monkeypatch.setattr(bundled_content, "NOTES_KEPT", 3)
     (tmp_path / "all/orders/pyspark_ckpt/shared").mkdir(parents=True)
     root = LocalStorage(tmp_path / "all")
     log = RunLog(root.child("orders/pyspark_ckpt"))
@@ -183,3 +188,114 @@ def test_a_file_that_says_it_has_gigabytes_of_a_small_bundle_gets_no_buffer(
         assert tracemalloc.get_traced_memory()[1] < 10 << 20
     finally:
         tracemalloc.stop()
+
+
+def queries_with_notes(root: LocalStorage, names: str, notes: int) -> None:
+    for name in names:
+        storage = root.child(f"{name}/pyspark_ckpt")
+        log = RunLog(storage)
+        log.write(RunStarted(run_id="a", at_ms=1, query_id=name, started_by="ann"))
+        log.write(RunEnded(run_id="a", at_ms=2))
+        log.write(RunStarted(run_id="b", at_ms=3, query_id=name, started_by="bob"))
+        for number in range(notes):
+            log.write(msgspec.structs.replace(note(), run_id="b", at_ms=4 + number))
+
+
+def test_a_file_of_another_name_is_left_out_and_counted(tmp_path: Path) -> None:
+    root = LocalStorage(tmp_path / "all")
+    queries_with_notes(root, "q", 2)
+    root.write("q/pyspark_ckpt/history/000 (1).json", [b"{}"])
+    made = write_bundle(root, find_places(root), tmp_path / "bundle")
+    assert (made.unnamed, made.cut) == (1, ())
+    unpack_bundle(str(tmp_path / "bundle"), tmp_path / "unpacked")
+    (place,) = find_places(LocalStorage(tmp_path / "unpacked")).queries
+    assert len(RecordedRuns(place.checkpoints).notes(10)) == 2
+
+
+def test_a_bundle_of_many_records_has_the_newest_of_each_query(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = LocalStorage(tmp_path / "all")
+    queries_with_notes(root, "pqr", 100)
+    monkeypatch.setattr(bundle, "MOST_FILES", 61)
+    made = write_bundle(root, find_places(root), tmp_path / "bundle")
+    assert made.files <= 61
+    assert made.cut == tuple(root.url_of(name) for name in "pqr")
+    unpack_bundle(str(tmp_path / "bundle"), tmp_path / "unpacked")
+    for place in find_places(LocalStorage(tmp_path / "unpacked")).queries:
+        summary = summary_of(place, 200)
+        assert summary.run.started is not None
+        assert (summary.made_by, summary.run.started.started_by) == ("ann", "bob")
+        notes = RecordedRuns(place.checkpoints).notes(100)
+        assert len(notes) >= 10
+        assert [each.at_ms for each in notes] == list(range(104 - len(notes), 104))
+
+
+def test_a_bundle_of_large_records_has_the_newest_of_each_query(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = LocalStorage(tmp_path / "all")
+    queries_with_notes(root, "pqr", 100)
+    monkeypatch.setattr(bundle, "MOST_BYTES", 20_000)
+    made = write_bundle(root, find_places(root), tmp_path / "bundle")
+    assert made.cut == tuple(root.url_of(name) for name in "pqr")
+    unpack_bundle(str(tmp_path / "bundle"), tmp_path / "unpacked")
+    for place in find_places(LocalStorage(tmp_path / "unpacked")).queries:
+        assert RecordedRuns(place.checkpoints).notes(1)[-1].at_ms == 103
+
+
+def test_a_command_says_what_a_bundle_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = LocalStorage(tmp_path / "all")
+    queries_with_notes(root, "pq", 100)
+    root.write("q/pyspark_ckpt/history/000 (1).json", [b"{}"])
+    monkeypatch.setattr(bundle, "MOST_FILES", 61)
+    assert main(["bundle", root.url, "--output", str(tmp_path / "bundle")]) == 0
+    printed = capsys.readouterr().out
+    assert "older records of 2 of them are left out" in printed
+    assert "left out: 1 files whose names" in printed
+
+
+WITH_LITTLE_ROOM = """
+import resource, sys
+from pyspark_ckpt.cli.main import main
+resource.setrlimit(resource.RLIMIT_FSIZE, (700, 700))
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_disk_that_is_full_leaves_no_part_of_a_bundle(tmp_path: Path) -> None:
+    root = LocalStorage(tmp_path / "all")
+    queries_with_notes(root, "q", 20)
+    (tmp_path / "to").mkdir()
+    command = ["bundle", root.url, "--output", str(tmp_path / "to" / "bundle")]
+    failed = subprocess.run(
+        [sys.executable, "-c", WITH_LITTLE_ROOM, *command], capture_output=True, check=False
+    )
+    assert failed.returncode == 1
+    assert b"File too large" in failed.stderr
+    assert b"Traceback" not in failed.stderr
+    assert not list((tmp_path / "to").iterdir())
+    assert main(command) == 0
+    assert [each.name for each in (tmp_path / "to").iterdir()] == ["bundle"]
+
+
+def test_a_bundle_in_a_directory_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    root = LocalStorage(tmp_path / "all")
+    queries_with_notes(root, "q", 1)
+    with pytest.raises(FileNotFoundError, match=r"no such directory: .*missing"):
+        write_bundle(root, find_places(root), tmp_path / "missing" / "bundle")
+
+
+def test_an_unreadable_query_leaves_the_others_in_the_bundle(
+    tmp_path: Path, snapshot: CheckpointMetadata
+) -> None:
+    root = LocalStorage(tmp_path / "all")
+    queries_with_notes(root, "pq", 1)
+    (tmp_path / "all/p/pyspark_ckpt/chk-1/_metadata").mkdir(parents=True)
+    (tmp_path / "all/p/pyspark_ckpt/history/1.json").mkdir()
+    root.write("savepoint-3f2a10-0123456789ab/_metadata", [encode_metadata(snapshot)])
+    found = find_places(bundled(root, tmp_path))
+    assert len(found.queries) == 2
+    assert len(found.savepoints) == 1
