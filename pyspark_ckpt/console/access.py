@@ -2,7 +2,9 @@
 
 On loopback the name that the browser asked for must be one of loopback. Otherwise a page of
 another site could reach the console by a name that it lets point to loopback. Elsewhere a token is
-required: once in the address, from then on in a cookie.
+required: once in the address, from then on in a cookie. A browser sends the cookie also if a link
+on another site is clicked, such as in a wiki, and with nothing else that another site begins. That
+does no harm: pages only read, and the other site cannot see them.
 """
 
 from __future__ import annotations
@@ -10,10 +12,11 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import secrets
+from urllib.parse import quote, urlencode
 
 from flask import Flask, Response, abort, make_response, redirect, request
 
-COOKIE = "pyspark_ckpt_token"
+_COOKIE = "pyspark_ckpt_token"
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'self'; img-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
@@ -63,12 +66,14 @@ def guard(app: Flask, host: str, token: str | None) -> None:
             if _name(request.host) not in names:
                 abort(403, "the console is served on loopback: ask for localhost")
             return None
+        # A browser has one set of cookies for all ports of a host.
+        cookie = f"{_COOKIE}_{request.environ['SERVER_PORT']}"
         given = request.args.get("token")
         if given is not None and hmac.compare_digest(given.encode(), token.encode()):
-            answer: Response = make_response(redirect(request.path))
-            answer.set_cookie(COOKIE, token, httponly=True, samesite="Strict")
+            answer: Response = make_response(redirect(_without_token()))
+            answer.set_cookie(cookie, token, httponly=True, samesite="Lax")
             return answer
-        kept = request.cookies.get(COOKIE, "")
+        kept = request.cookies.get(cookie, "")
         if not hmac.compare_digest(kept.encode(), token.encode()):
             abort(403, "add ?token=... to the address, as the console printed it")
         return None
@@ -78,6 +83,13 @@ def guard(app: Flask, host: str, token: str | None) -> None:
         for name, value in _HEADERS.items():
             answer.headers[name] = value
         return answer
+
+
+def _without_token() -> str:
+    """Return the address that is asked for, on this server, without the token."""
+    others = [each for each in request.args.items(multi=True) if each[0] != "token"]
+    path = f"/{quote(request.path.lstrip('/'))}"  # two slashes would name another server
+    return f"{path}?{urlencode(others)}" if others else path
 
 
 def _name(host: str) -> str:

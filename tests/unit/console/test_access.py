@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import base64
 import re
+import threading
+import urllib.request
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from pathlib import Path
 
 import msgspec
 import pytest
 from flask.testing import FlaskClient
 
-from pyspark_ckpt.console.access import COOKIE
 from pyspark_ckpt.console.data.bundle import MOST_FILES, unpack_bundle, write_bundle
 from pyspark_ckpt.console.data.places import find_places, key_of
 from pyspark_ckpt.console.opening import open_server
@@ -24,6 +28,7 @@ from pyspark_ckpt.history.run_log import RunLog
 from pyspark_ckpt.history.run_record import RunEnded, RunStarted, SettingInForce
 from pyspark_ckpt.storage.open import LocalStorage
 from pyspark_ckpt.stores.directory import CompletedCheckpoints
+from tests.servers.chromium import chromium
 
 LOCAL = "http://127.0.0.1:8270"
 HOSTILE = "\"><script>alert('x')</script><img src=x onerror=alert(1)>{{ 7*7 }}"
@@ -67,6 +72,18 @@ def root(tmp_path: Path, snapshot: CheckpointMetadata) -> LocalStorage:
     )  # fmt: skip
     log.write(RunEnded(run_id="r", at_ms=6, error=HOSTILE, error_kind=HOSTILE))
     return LocalStorage(tmp_path / "all")
+
+
+@contextmanager
+def served(root: LocalStorage) -> Iterator[str]:
+    """Serve a directory to other hosts too; yields an address on this one."""
+    server, url = open_server(root, host="0.0.0.0", port=0)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    try:
+        yield url.replace("0.0.0.0", "127.0.0.1")
+    finally:
+        server.close()
 
 
 @pytest.fixture
@@ -151,14 +168,58 @@ def test_elsewhere_a_token_is_needed_and_kept_in_a_cookie(root: LocalStorage) ->
     there = "http://10.1.2.3:8270"
     for address in ("/", "/?token=", "/?token=wrong", "/?token=%C3%A4", "/static/console.css"):
         assert client.get(address, base_url=there).status_code == 403, address
-    client.set_cookie(COOKIE, "wrong", domain="10.1.2.3")
+    client.set_cookie("pyspark_ckpt_token_8270", "wrong", domain="10.1.2.3")
     assert client.get("/", base_url=there).status_code == 403
     answer = client.get("/?token=right", base_url=there)
     assert (answer.status_code, answer.headers["Location"]) == (302, "/")
     cookie = answer.headers["Set-Cookie"]
     assert "HttpOnly" in cookie
-    assert "SameSite=Strict" in cookie
+    assert "SameSite=Lax" in cookie
     assert client.get("/", base_url=there).status_code == 200
+
+
+def test_two_consoles_of_one_host_each_have_their_own_cookie(root: LocalStorage) -> None:
+    opener = urllib.request.build_opener(
+        urllib.request.HTTPCookieProcessor(CookieJar(DefaultCookiePolicy()))
+    )
+    with served(root) as first, served(root) as second:
+        for url in (first, second):
+            assert opener.open(url, timeout=60).status == 200
+        for url in (first, second):
+            assert opener.open(url.partition("?")[0], timeout=60).status == 200
+
+
+@pytest.mark.parametrize(
+    ("asked", "led_to"),
+    [
+        ("/q/0/state?token=right&operator=a%26b&key=x&key=%C3%A4",
+         "/q/0/state?operator=a%26b&key=x&key=%C3%A4"),
+        ("/q/0/plan?from=s-1&token=right&drop=1", "/q/0/plan?from=s-1&drop=1"),
+        ("/%2Felsewhere.example/?token=right", "/elsewhere.example/"),
+    ],
+)  # fmt: skip
+def test_an_address_with_a_token_leads_to_the_same_page(
+    root: LocalStorage, asked: str, led_to: str
+) -> None:
+    client = make_app(root, host="0.0.0.0", token="right").test_client()
+    answer = client.get(asked, base_url="http://10.1.2.3:8270")
+    assert (answer.status_code, answer.headers["Location"]) == (302, led_to)
+
+
+def test_a_link_on_a_page_of_another_site_leads_to_the_console(
+    root: LocalStorage, tmp_path: Path
+) -> None:
+    """In a real browser, whose rules for cookies count: such as from a wiki, with the token."""
+    with served(root) as url, chromium() as browser:
+        (tmp_path / "wiki.html").write_text(f'<a href="{url}">console</a>')
+        page = browser.new_page()
+        page.goto((tmp_path / "wiki.html").as_uri())
+        page.click("a")
+        page.wait_for_selector("table#queries")
+        page.goto((tmp_path / "wiki.html").as_uri())
+        page.evaluate("link => document.querySelector('a').href = link", url.partition("?")[0])
+        page.click("a")
+        page.wait_for_selector("table#queries")
 
 
 def test_a_server_elsewhere_has_a_token_of_its_own(root: LocalStorage) -> None:
