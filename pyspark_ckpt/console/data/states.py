@@ -17,7 +17,7 @@ from pyspark_ckpt.console.data.sampled_state import (
     timers_of,
 )
 from pyspark_ckpt.console.data.timeline import NOTES_SHOWN
-from pyspark_ckpt.console.data.trends import Growth, growth_of
+from pyspark_ckpt.console.data.trends import Growth, growth_of, operators_now
 from pyspark_ckpt.errors import CkptError
 from pyspark_ckpt.formats.layout import checkpoint_name
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
@@ -180,17 +180,19 @@ def grown_keys(samples: Sequence[StateSample]) -> tuple[GrownKey, ...]:
 
 
 def slow_keys_of(recorded: Sequence[CheckpointRecord]) -> tuple[SlowKeyRow, ...]:
-    """Return the keys that took most time, as the newest record has them.
+    """Return the keys that took most time, as the newest record has them, of today's operators.
 
     Parameters
     ----------
     recorded
         The records, oldest first.
     """
+    now = operators_now(recorded)
     for each in reversed(recorded):
         found = [
             SlowKeyRow(operator.uid, record)
             for operator in each.operators
+            if operator.uid in now
             for record in operator.slow_keys
         ]
         if found:

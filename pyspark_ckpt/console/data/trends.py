@@ -83,18 +83,49 @@ class Growth:
         return fastest is not None and _rate(trend) >= _MATERIAL_SHARE * _rate(fastest)
 
 
-def growth_of(recorded: Sequence[CheckpointRecord]) -> Growth:
-    """Return how the states of a query grow, as checkpoints recorded their sizes.
+def operators_now(recorded: Sequence[CheckpointRecord]) -> frozenset[str]:
+    """Return the uids of the operators that the newest record has: another program may have others.
 
     Parameters
     ----------
     recorded
         The records, oldest first.
     """
+    newest = next((each.operators for each in reversed(recorded) if each.operators), ())
+    return frozenset(operator.uid for operator in newest)
+
+
+def _states_now(recorded: Sequence[CheckpointRecord]) -> set[tuple[str, str]]:
+    """Return the operator and the name of each state that its newest counts have."""
+    waiting = set(operators_now(recorded))  # a state is counted some epochs after a start
+    found: set[tuple[str, str]] = set()
+    for each in reversed(recorded):
+        for operator in each.operators:
+            if operator.uid in waiting and operator.states is not None:
+                waiting.remove(operator.uid)
+                found.update((operator.uid, state.name) for state in operator.states)
+        if not waiting:
+            break
+    return found
+
+
+def growth_of(recorded: Sequence[CheckpointRecord]) -> Growth:
+    """Return how the states of a query grow, as checkpoints recorded their sizes.
+
+    A state or operator that was removed or renamed is left out: it grows no more.
+
+    Parameters
+    ----------
+    recorded
+        The records, oldest first.
+    """
+    now = _states_now(recorded)
     found: dict[str, list[tuple[int, int]]] = {}
     for each in recorded:
         for operator in each.operators:
             for state in operator.states or ():
+                if (operator.uid, state.name) not in now:
+                    continue
                 line = found.setdefault(f"{operator.uid} / {state.name}", [])
                 line.append((each.epoch, state.size_bytes))
     trends = [Trend(name, tuple(line)) for name, line in found.items()]

@@ -273,6 +273,7 @@ def test_names_of_states_and_keys_are_escaped(all_queries: LocalStorage) -> None
     keys = (SlowKeyRecord(key=hostile, subtask=0, ms=900, share=1.0),)
     records = tuple(record(n, **{hostile: 1000 + 900 * n}) for n in range(8))
     operators = (
+        *records[-1].operators,
         OperatorRecord(uid=hostile, states=records[-1].operators[0].states, slow_keys=keys),
     )
     records = (*records[:-1], msgspec.structs.replace(records[-1], operators=operators))
