@@ -1,0 +1,40 @@
+"""``pyspark-ckpt prove --html``: what hours of comparing have found is not lost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import pyspark_ckpt as ckpt
+from pyspark_ckpt.cli.main import main
+from pyspark_ckpt.cli.spark_commands import reported
+
+
+@pytest.mark.parametrize(
+    ("html", "why"),
+    [("missing/report.html", "there is no directory"), ("taken", "is a directory"),
+     ("file/report.html", "there is no directory")],
+)  # fmt: skip
+def test_a_file_that_cannot_be_written_is_refused_before_the_run(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], html: str, why: str
+) -> None:
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "file").touch()
+    programs = [f"{tmp_path}/a.py:build", f"{tmp_path}/b.py:build"]
+    code = main(["prove", str(tmp_path), *programs, "--html", str(tmp_path / html)])
+    assert code == 2
+    assert why in capfd.readouterr().err
+
+
+def test_a_report_is_shown_though_it_could_not_be_written(tmp_path: Path) -> None:
+    report = ckpt.ShadowReport(8, 9, 2, rows=40, state_comparisons=2)
+    result = reported(report, tmp_path / "removed" / "report.html")
+    assert "2 epochs (8 to 9), 40 rows" in result.text
+    assert "could not be written" in result.text
+    assert "removed/report.html" in str(result.fields["html_error"])
+    assert not result.is_answer
+    written = reported(report, tmp_path / "report.html")
+    assert written.is_answer
+    assert "html_error" not in written.fields
+    assert "40 rows" in (tmp_path / "report.html").read_text()
