@@ -81,6 +81,7 @@ _STATE = ("operator", "state", "subtasks")
 
 _QUERY = (
     _gauge("info", "1, with the ids and versions of this run", ("run_id", "version", "spark")),
+    _gauge("started_timestamp", "When this run started, as seconds since 1970", unit=Unit.SECONDS),
     _gauge("epoch", "Number of the newest epoch that Spark has reported"),
     _counter("epochs", "Epochs that Spark has reported in this run"),
     _counter("input_rows", "Rows that the sources have given in this run", flink="numRecordsIn"),
@@ -119,7 +120,7 @@ _CHECKPOINTS = (
     ),
     _counter(
         "checkpoints_failed",
-        "Checkpoints that were aborted in this run, by reason",
+        "Checkpoints that were aborted in this run, by reason; 0 for each reason at first",
         ("reason",),
         flink="numberOfFailedCheckpoints",
     ),

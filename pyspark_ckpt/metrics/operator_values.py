@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 from pyspark_ckpt.formats.handle import EpochMetrics, EpochPhases, Handle, StateCounts
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
@@ -42,37 +43,39 @@ _PARKED: Mapping[str, Callable[[EpochMetrics], float]] = {
 def operator_values(metadata: CheckpointMetadata) -> Iterator[Point]:
     """Yield what each operator did in the epoch of a checkpoint, and the sizes of its states.
 
-    A subtask that Spark did not call in the epoch counts as 0.
+    A subtask that Spark did not call in the epoch counts as 0, as does one that Spark has never
+    called, which has no handle.
     """
     for operator in metadata.operators:
-        uid, handles = operator.uid, operator.handles
-        if not handles:
-            continue
-        done = [
-            (handle.metrics or EpochMetrics()) if handle.epoch == metadata.epoch else EpochMetrics()
-            for handle in handles
-        ]
-        for name, value in _OF_THE_EPOCH.items():
-            yield from _over_subtasks(name, list(map(value, done)), operator=uid)
-        for name, parked in _PARKED.items():
-            found = [0 if each.metrics is None else parked(each.metrics) for each in handles]
-            yield from _over_subtasks(name, found, operator=uid)
-        phases = [_phases_in(metadata.epoch, handle) for handle in handles]
-        for name, seconds in _PHASES.items():
-            yield from _over_subtasks(
-                name, [0 if each is None else seconds(each) for each in phases], operator=uid
-            )
-        changelogs = [sum(each.size_bytes for each in handle.segments) for handle in handles]
-        bases = [0 if handle.base is None else handle.base.size_bytes for handle in handles]
-        stored = [base + changelog for base, changelog in zip(bases, changelogs, strict=True)]
-        segments = [len(handle.segments) for handle in handles]
-        yield from _over_subtasks("operator_stored", stored, operator=uid)
-        yield from _over_subtasks("operator_changelog", changelogs, operator=uid)
-        yield from _over_subtasks("operator_changelog_segments", segments, operator=uid)
-        overdue = [_overdue_s(handle, metadata) for handle in handles]
-        yield from _over_subtasks("operator_timer_overdue", overdue, operator=uid)
-        yield from _counted(uid, handles)
-        yield from _of_rocksdb(uid, handles)
+        if operator.handles:
+            idle = max(operator.parallelism - len(operator.handles), 0)
+            yield from _of_subtasks(metadata, operator.uid, operator.handles, idle)
+            yield from _of_rocksdb(operator.uid, operator.handles)
+
+
+def _of_subtasks(
+    metadata: CheckpointMetadata, uid: str, handles: Sequence[Handle], idle: int
+) -> Iterator[Point]:
+    over = partial(_over_subtasks, idle=idle, operator=uid)
+    done = [
+        (handle.metrics or EpochMetrics()) if handle.epoch == metadata.epoch else EpochMetrics()
+        for handle in handles
+    ]
+    for name, value in _OF_THE_EPOCH.items():
+        yield from over(name, list(map(value, done)))
+    for name, parked in _PARKED.items():
+        yield from over(name, [0 if h.metrics is None else parked(h.metrics) for h in handles])
+    phases = [_phases_in(metadata.epoch, handle) for handle in handles]
+    for name, seconds in _PHASES.items():
+        yield from over(name, [0 if each is None else seconds(each) for each in phases])
+    changelogs = [sum(each.size_bytes for each in handle.segments) for handle in handles]
+    bases = [0 if handle.base is None else handle.base.size_bytes for handle in handles]
+    stored = [base + changelog for base, changelog in zip(bases, changelogs, strict=True)]
+    yield from over("operator_stored", stored)
+    yield from over("operator_changelog", changelogs)
+    yield from over("operator_changelog_segments", [len(handle.segments) for handle in handles])
+    yield from over("operator_timer_overdue", [_overdue_s(handle, metadata) for handle in handles])
+    yield from _counted(uid, handles, idle)
 
 
 def _phases_in(epoch: int, handle: Handle) -> EpochPhases | None:
@@ -81,7 +84,10 @@ def _phases_in(epoch: int, handle: Handle) -> EpochPhases | None:
     return last if last is not None and last.epoch == epoch else None
 
 
-def _over_subtasks(name: str, values: Sequence[float], **labels: str) -> Iterator[Point]:
+def _over_subtasks(
+    name: str, values: Sequence[float], *, idle: int = 0, **labels: str
+) -> Iterator[Point]:
+    values = [*values, *[0] * idle]
     yield point(name, min(values), subtasks="min", **labels)
     yield point(name, max(values), subtasks="max", **labels)
     yield point(name, sum(values), subtasks="sum", **labels)
@@ -99,13 +105,13 @@ def _overdue_s(handle: Handle, metadata: CheckpointMetadata) -> float:
     return max(now_ms - handle.timeout_ms, 0) / 1000
 
 
-def _counted(uid: str, handles: Sequence[Handle]) -> Iterator[Point]:
+def _counted(uid: str, handles: Sequence[Handle], idle: int) -> Iterator[Point]:
     """Yield the counts of keyed state, extrapolated from the key groups that were counted."""
     counts = [handle.counts for handle in handles if handle.counts and handle.counts.groups]
     if len(counts) != len(handles):
         return  # some subtask has not counted yet
-    timers = [_scale(each) * each.timers for each in counts]
-    yield from _over_subtasks("operator_timers", timers, operator=uid)
+    over = partial(_over_subtasks, idle=idle, operator=uid)
+    yield from over("operator_timers", [_scale(each) * each.timers for each in counts])
     names = {state.name for each in counts for state in each.states}
     for name in sorted(names):
         keys, entries, sizes = [], [], []
@@ -115,9 +121,9 @@ def _counted(uid: str, handles: Sequence[Handle]) -> Iterator[Point]:
             keys.append(0 if of_state is None else scale * of_state.keys)
             entries.append(0 if of_state is None else scale * of_state.entries)
             sizes.append(0 if of_state is None else scale * of_state.size_bytes)
-        yield from _over_subtasks("state_keys", keys, operator=uid, state=name)
-        yield from _over_subtasks("state_entries", entries, operator=uid, state=name)
-        yield from _over_subtasks("state_size", sizes, operator=uid, state=name)
+        yield from over("state_keys", keys, state=name)
+        yield from over("state_entries", entries, state=name)
+        yield from over("state_size", sizes, state=name)
 
 
 def _scale(counts: StateCounts) -> float:

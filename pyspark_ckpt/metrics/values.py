@@ -15,6 +15,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from pyspark_ckpt.abort_reason import AbortReason
 from pyspark_ckpt.checkpoint.query_files import QueryFiles
 from pyspark_ckpt.clock import now_ms
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
@@ -34,8 +35,9 @@ logger = library_logger(__name__)
 class MeasuredQuery:
     """The query whose metrics they are.
 
-    `operators` are the uids by their places among Spark's stateful operators. `restored_at_ms` is
-    ``None`` for a run that did not start from stored state.
+    `operators` are the uids by their places among Spark's stateful operators. `started_at_ms` is
+    when the run began, and `restored_at_ms` the same, ``None`` for a run that did not start from
+    stored state.
     """
 
     query_id: str
@@ -43,6 +45,7 @@ class MeasuredQuery:
     run_id: str
     versions: tuple[str, str]
     operators: Mapping[int, str] = field(default_factory=dict)
+    started_at_ms: int = field(default_factory=now_ms)
     restored_at_ms: int | None = None
 
     @classmethod
@@ -50,13 +53,15 @@ class MeasuredQuery:
         cls, spark: SparkSession, query: StreamingQuery, files: QueryFiles, *, continues: bool
     ) -> MeasuredQuery:
         """Describe a query that has just started, perhaps from stored state."""
+        at_ms = now_ms()
         return cls(
             query_id=files.query_id,
             name=files.query_name or files.query_id,
             run_id=query.runId,
             versions=(__version__, spark.version),
             operators={number: each.uid for number, each in files.operators.ours.items()},
-            restored_at_ms=now_ms() if continues else None,
+            started_at_ms=at_ms,
+            restored_at_ms=at_ms if continues else None,
         )
 
 
@@ -89,7 +94,8 @@ class QueryMetrics(CheckpointListener):
         self._guard = threading.Lock()
         self._epochs = EpochValues(query.operators)
         self._completed = 0
-        self._failed: Counter[str] = Counter()
+        # From the start, because the first failure would not be an increase of anything.
+        self._failed: Counter[str] = Counter({reason.value: 0 for reason in AbortReason})
         self._requests: Counter[str] = Counter()
         self._newest: tuple[CompletedCheckpoint, CheckpointMetadata] | None = None
         self._before: CheckpointMetadata | None = None
@@ -130,6 +136,7 @@ class QueryMetrics(CheckpointListener):
     def _of_the_query(self) -> Iterator[Point]:
         version, spark = self.query.versions
         yield point("info", 1, run_id=self.query.run_id, version=version, spark=spark)
+        yield point("started_timestamp", self.query.started_at_ms / 1000)
         if self.query.restored_at_ms is not None:
             yield point("restored_timestamp", self.query.restored_at_ms / 1000)
         yield from self._epochs.points()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from pyspark_ckpt.formats.handle import EpochMetrics, Handle
+from pyspark_ckpt.formats.handle import EpochMetrics, Handle, Segment, StateCount, StateCounts
 from pyspark_ckpt.formats.metadata import CheckpointMetadata, OperatorMetadata
 from pyspark_ckpt.formats.modes import CheckpointKind
 from pyspark_ckpt.metrics.operator_values import operator_values
@@ -57,3 +57,31 @@ def test_a_subtask_without_metrics_counts_as_zero() -> None:
     found = values(checkpoint(unknown, handle(1, EPOCH, rows=4, parked_keys=1)))
     assert found["operator_parked_keys"] == [0, 1, 1]
     assert found["operator_input_rows"] == [0, 4, 4]
+
+
+def test_subtasks_without_a_row_count_as_zero() -> None:
+    """They have no handle, and the smallest subtask is one of them."""
+    counts = StateCounts(
+        epoch=EPOCH, counted_at_ms=1, took_us=1, groups=1, of_groups=2, timers=3,
+        states=(StateCount(name="n", keys=4, entries=5, size_bytes=6),),
+    )  # fmt: skip
+    busy = msgspec.structs.replace(
+        handle(1, EPOCH, rows=4, parked_keys=1), counts=counts,
+        segments=(Segment("v", 1, 1, 9, inline=b"123456789"),),
+    )  # fmt: skip
+    found = values(checkpoint(busy))
+    assert found["operator_input_rows"] == [0, 4, 4]
+    assert found["operator_parked_keys"] == [0, 1, 1]
+    assert found["operator_changelog"][0] == 0
+    assert found["operator_changelog"][1] > 0
+    assert found["operator_timers"] == [0, 6, 6]
+    assert found["state_size"] == [0, 12, 12]
+    of_all = values(checkpoint(handle(0, EPOCH, rows=1), busy))
+    assert of_all["operator_input_rows"] == [1, 4, 5]
+    assert "state_size" not in of_all, "a subtask has not counted yet"
+
+
+def test_figures_of_rocksdb_are_of_subtasks_with_a_database() -> None:
+    metrics = EpochMetrics(backend={"block-cache-capacity": 7})
+    found = values(checkpoint(msgspec.structs.replace(handle(1, EPOCH), metrics=metrics)))
+    assert found["rocksdb_block_cache_capacity"] == [7, 7, 7]
