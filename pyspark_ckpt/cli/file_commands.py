@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from pyspark_ckpt.api.restoring import rename_uid
-from pyspark_ckpt.cli.output import Result, facts, records, table
+from pyspark_ckpt.cli.output import Result, facts, one_line, records, table
 from pyspark_ckpt.errors import CheckpointNotFoundError, ConfigurationError
 from pyspark_ckpt.formats.metadata import CheckpointMetadata, OperatorMetadata
 from pyspark_ckpt.formats.metadata_file import read_metadata
@@ -77,8 +77,9 @@ def _show_lineage(path: str) -> Result:
     """Show which queries below a directory were restored from which snapshot."""
     rows = records(lineage(path))
     lines = [
-        f"{'  ' * row['generation']}{row['kind']} of query {row['query_name'] or row['query_id']}, "
-        f"epoch {row['epoch']}{'' if row['found'] else ', not found'}: {row['path']}\n"
+        f"{'  ' * row['generation']}{row['kind']} of query "
+        f"{one_line(row['query_name'] or row['query_id'])}, epoch {row['epoch']}"
+        f"{'' if row['found'] else ', not found'}: {one_line(row['path'])}\n"
         for row in rows
     ]
     return Result({"family": rows}, "".join(lines))
@@ -97,11 +98,11 @@ def show(arguments: Namespace) -> Result:
     for operator in fields["operators"]:
         states = ", ".join(f"{state['name']} ({state['kind']})" for state in operator["states"])
         text += (
-            f"operator {operator['uid']}: {operator['processor']}, parallelism "
+            f"operator {one_line(operator['uid'])}: {one_line(operator['processor'])}, parallelism "
             f"{operator['parallelism']} of {operator['max_parallelism']}, states: "
-            f"{states or 'none'}\n"
+            f"{one_line(states or 'none')}\n"
         )
-    text += "".join(f"Spark operator: {name}\n" for name in fields["native_operators"])
+    text += "".join(f"Spark operator: {one_line(name)}\n" for name in fields["native_operators"])
     return Result({**fields, "ancestors": records(ancestors)}, text + _ancestors_text(ancestors))
 
 
@@ -125,7 +126,7 @@ def dispose(arguments: Namespace) -> Result:
     what = "" if gone.was_complete else "an incomplete savepoint, "
     text = f"{gone.path}: {what}{gone.files} files deleted\n"
     if gone.left:
-        text += f"not part of the savepoint, kept: {', '.join(gone.left)}\n"
+        text += f"not part of the savepoint, kept: {one_line(', '.join(gone.left))}\n"
     fields = {
         "path": gone.path,
         "files": gone.files,

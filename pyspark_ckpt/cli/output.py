@@ -124,6 +124,17 @@ def hand_over(stream: TextIO, text: str) -> None:
     below.write(text.encode())
 
 
+def one_line(value: object) -> str:
+    """Return a name that a file has as text without line breaks, which would forge lines.
+
+    Parameters
+    ----------
+    value
+        The name.
+    """
+    return printable(str(value)).replace("\n", "?")
+
+
 def _plain_value(value: Any) -> Any:
     if isinstance(value, dict):
         return value

@@ -6,7 +6,7 @@ from argparse import Namespace
 from typing import Any
 
 from pyspark_ckpt.cli.output import Result, facts
-from pyspark_ckpt.cli.state_commands import key_of, only_operator
+from pyspark_ckpt.cli.state_commands import key_of, only_operator, plain
 from pyspark_ckpt.errors import ConfigurationError, StateUseError
 from pyspark_ckpt.history.places import find_checkpoints_directory
 from pyspark_ckpt.operator.descriptor import OnError, OperatorDescriptor
@@ -44,9 +44,24 @@ def release(arguments: Namespace) -> Result:
         on_error=OnError.QUARANTINE,
     )
     request_id = request_release(storage, [descriptor], uid, keys)
-    fields = {
+    fields = requested(request_id, uid, keys)
+    return Result(fields, facts(fields))
+
+
+def requested(request_id: str, uid: str, keys: list[tuple[Any, ...]] | None) -> dict[str, Any]:
+    """Return a request as the command shows it, with keys as ``--key`` takes them.
+
+    Parameters
+    ----------
+    request_id
+        The id of the request.
+    uid
+        The operator.
+    keys
+        The keys, ``None`` for all.
+    """
+    return {
         "request": request_id,
         "operator": uid,
-        "keys": "all parked keys" if keys is None else [list(key) for key in keys],
+        "keys": "all parked keys" if keys is None else plain(keys),
     }
-    return Result(fields, facts(fields))

@@ -198,7 +198,7 @@ def _shown(schema: pa.Schema, rows: Iterator[Row], arguments: Namespace) -> Resu
     if limit is not None:
         rows = _first(rows, limit)
     if arguments.json:
-        return Result({"schema": _schema(schema), "rows": list(map(_plain, rows))}, "")
+        return Result({"schema": _schema(schema), "rows": list(map(plain, rows))}, "")
     if format_ == "parquet":
         batch = pa.Table.from_pylist(list(rows), schema)
         pq.write_table(batch, arguments.output)
@@ -217,20 +217,20 @@ def _first(rows: Iterator[Row], limit: int) -> Iterator[Row]:
 
 
 def _as_text(schema: pa.Schema, rows: Iterable[Row]) -> Iterator[str]:
-    texts = [{name: _text(value) for name, value in _plain(row).items()} for row in rows]
+    texts = [{name: _text(value) for name, value in plain(row).items()} for row in rows]
     frame = pa.Table.from_pylist(texts, pa.schema([(name, pa.string()) for name in schema.names]))
     yield table(frame.to_pandas(), "no rows")
 
 
 def _as_json(_: pa.Schema, rows: Iterable[Row]) -> Iterator[str]:
     for row in rows:
-        yield json_text(_plain(row)) + "\n"
+        yield json_text(plain(row)) + "\n"
 
 
 def _as_csv(schema: pa.Schema, rows: Iterable[Row]) -> Iterator[str]:
     yield _csv_line(schema.names)
     for row in rows:
-        yield _csv_line([_text(value) for value in _plain(row).values()])
+        yield _csv_line([_text(value) for value in plain(row).values()])
 
 
 def _csv_line(values: Iterable[Any]) -> str:
@@ -266,12 +266,12 @@ def _schema(schema: pa.Schema) -> dict[str, str]:
     return {field.name: str(field.type) for field in schema}
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Return a value of a table as JSON has it: times in ISO form, bytes in hex."""
     if isinstance(value, dict):
-        return {name: _plain(each) for name, each in value.items()}
+        return {name: plain(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
+        return [plain(each) for each in value]
     if isinstance(value, bytes):
         return value.hex()
     if value is None or isinstance(value, str | int | float | bool):

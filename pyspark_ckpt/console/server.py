@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from typing import Any
 
 import waitress
@@ -18,7 +19,12 @@ from pyspark_ckpt.console.data.glances import Glances
 from pyspark_ckpt.console.data.kept_files import bundled_kept_files, kept_files
 from pyspark_ckpt.console.data.places import Places, QueryPlace, find_places
 from pyspark_ckpt.console.data.planned import plan_against
-from pyspark_ckpt.console.data.queries import QueryIdentity, identity_of, summary_of
+from pyspark_ckpt.console.data.queries import (
+    QueryIdentity,
+    identity_of,
+    summary_of,
+    summary_or_problem,
+)
 from pyspark_ckpt.console.data.slow_epochs import slowest_epoch
 from pyspark_ckpt.console.data.snapshots import checkpoint_page, savepoint_page
 from pyspark_ckpt.console.data.states import KeyRequest, state_page
@@ -146,7 +152,7 @@ def _add_overview(app: Flask, site: pages.Site, directory: _Directory, glances: 
     @app.get("/")
     def queries() -> str:
         places = directory.places()
-        summaries = [summary_of(place, site.now_ms()) for place in places.queries]
+        summaries = [summary_or_problem(place, site.now_ms()) for place in places.queries]
         found = read_savepoints(places.savepoints)
         return pages.queries_page(site, places, summaries, glances.of(summaries), found)
 
@@ -217,7 +223,7 @@ def _add_query_pages(
 
 
 def _name_of(place: QueryPlace) -> str:
-    return summary_of(place, now_ms=0).title  # which no time changes
+    return summary_or_problem(place, now_ms=0).title  # which no time changes
 
 
 def _add_plan(app: Flask, site: pages.Site, directory: _Directory, *, has_data: bool) -> None:
@@ -256,7 +262,11 @@ def _snapshots(places: Places, place: QueryPlace) -> dict[str, tuple[str, str]]:
             name = checkpoint_name(number)
             found[f"c-{number}"] = f"{name} of this query", place.checkpoints.url_of(name)
     for other in [each for each in places.queries if each.key != place.key][:_QUERIES_TO_CHOOSE]:
-        with retained_checkpoints(other.checkpoints) as retained:
+        # One that cannot be read is none to choose, and its own page says why.
+        with (
+            suppress(OSError, CkptError),
+            retained_checkpoints(other.checkpoints) as retained,
+        ):
             for number in retained.newest(1):
                 name = checkpoint_name(number)
                 text = f"{name} of {_name_of(other)}"

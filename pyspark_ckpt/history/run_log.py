@@ -103,6 +103,8 @@ class RunLog:
 class RecordedRuns:
     """The records that a query's runs have left, read as they are asked for.
 
+    Without them, `problem` says why they cannot be listed.
+
     Parameters
     ----------
     storage
@@ -111,7 +113,12 @@ class RecordedRuns:
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
-        self._names = sorted(name for name in storage.list(RUNS) if run_record_kind(name))
+        self.problem: str | None = None
+        try:
+            self._names = sorted(name for name in storage.list(RUNS) if run_record_kind(name))
+        except (OSError, CkptError) as exc:
+            self._names = []
+            self.problem = str(exc)
 
     def starts_and_ends(self, most: int = KEPT_RUNS) -> list[RunStarted | RunEnded]:
         """Return the newest records of starts and ends, oldest first."""

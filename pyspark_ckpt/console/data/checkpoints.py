@@ -74,6 +74,8 @@ class RetainedCheckpoints:
             return read_metadata(self._checkpoints, checkpoint_name(number))
         except CkptError as exc:
             return exc
+        except OSError as exc:  # of one file, or of a store that the next file may reach again
+            return CkptError(str(exc))
 
 
 @contextmanager

@@ -107,6 +107,8 @@ def summary_of(place: QueryPlace, now_ms: int) -> QuerySummary:
                 metadata = read
         count = len(retained.used_ids)
     runs = RecordedRuns(place.checkpoints)
+    if runs.problem is not None:
+        problems.append(runs.problem)
     notes = runs.notes(_NOTES_FOR_LAG)
     completed_at_ms = None if metadata is None else metadata.completed_at_ms
     run = last_run(runs.starts_and_ends(8), notes[-1] if notes else None, now_ms, completed_at_ms)
@@ -127,6 +129,36 @@ def summary_of(place: QueryPlace, now_ms: int) -> QuerySummary:
         rolled_back=_rolled_back(place, problems),
         problems=tuple(problems),
     )
+
+
+def summary_or_problem(place: QueryPlace, now_ms: int) -> QuerySummary:
+    """Return a query at a glance, or why nothing is known of it, so that others are shown.
+
+    Parameters
+    ----------
+    place
+        The query.
+    now_ms
+        The time now.
+    """
+    try:
+        return summary_of(place, now_ms)
+    except (OSError, CkptError) as exc:
+        return QuerySummary(
+            place=place,
+            query_id=None,
+            name=None,
+            run=LastRun(RunState.UNKNOWN, None, None, None),
+            made_by=None,
+            checkpoint_id=None,
+            metadata=None,
+            retained=0,
+            committed_epoch=None,
+            lag_ms=None,
+            origin=None,
+            rolled_back=(),
+            problems=(str(exc),),
+        )
 
 
 def _id_in(metadata: CheckpointMetadata | None) -> str | None:

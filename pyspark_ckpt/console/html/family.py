@@ -34,6 +34,8 @@ def _read(place: SavepointPlace) -> CheckpointMetadata | CkptError:
         return read_metadata(place.storage)
     except CkptError as exc:
         return exc
+    except OSError as exc:  # it hides no other savepoint
+        return CkptError(str(exc))
 
 
 def family_chart(

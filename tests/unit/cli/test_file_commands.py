@@ -16,6 +16,7 @@ import pytest
 import pyspark_ckpt
 from pyspark_ckpt import rename_uid
 from pyspark_ckpt.cli.main import main
+from pyspark_ckpt.cli.release_command import requested
 from pyspark_ckpt.clock import utc_text
 from pyspark_ckpt.formats.metadata import (
     CheckpointMetadata,
@@ -27,7 +28,7 @@ from pyspark_ckpt.formats.metadata_file import encode_metadata
 from pyspark_ckpt.formats.modes import CheckpointKind, SavepointFormat
 from pyspark_ckpt.formats.origin import write_origin
 from pyspark_ckpt.savepoint.savepoint import write_savepoint
-from pyspark_ckpt.storage.open import Storage
+from pyspark_ckpt.storage.open import LocalStorage, Storage
 from pyspark_ckpt.stores.directory import CompletedCheckpoints
 from tests.unit.conftest import snapshot  # noqa: F401  # a fixture
 
@@ -352,3 +353,33 @@ def test_a_name_that_the_terminal_cannot_show(
     )  # fmt: skip
     assert (ran.returncode, ran.stderr) == (0, b"")
     assert name.encode(encoding, "replace") in ran.stdout
+
+
+def test_a_line_break_in_a_name_forges_no_line(
+    tmp_path: Path,
+    snapshot: CheckpointMetadata,  # noqa: F811
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    forged = "x\ncheckpoint of query y, epoch 9: /nowhere"
+    for name in ("a", "b"):
+        store = CompletedCheckpoints(LocalStorage(tmp_path / name / "pyspark_ckpt"))
+        store.reserve(1)
+        metadata = msgspec.structs.replace(
+            snapshot, kind=CheckpointKind.CHECKPOINT, checkpoint_id=1, root="..", query_id=name,
+            query_name=forged,
+            operators=(msgspec.structs.replace(snapshot.operators[0], uid=forged),),
+        )  # fmt: skip
+        store.add(1, metadata)
+    assert main(["history", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2
+    assert not [line for line in lines if line.startswith("checkpoint of query y")]
+    assert main(["show", str(tmp_path / "a/pyspark_ckpt/chk-1")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert not [line for line in lines if line.startswith("checkpoint of query y")]
+
+
+def test_keys_of_a_release_are_shown_as_they_are_given() -> None:
+    shown = requested("1", "op", [(b"\xff\x00", "ada", 7)])
+    assert json.loads(json.dumps(shown))["keys"] == [["ff00", "ada", 7]]
+    assert requested("1", "op", None)["keys"] == "all parked keys"
