@@ -16,12 +16,13 @@ from pyspark_ckpt.console.data import bundle, bundled_content
 from pyspark_ckpt.console.data.bundle import unpack_bundle, write_bundle
 from pyspark_ckpt.console.data.bundled_content import without_keys
 from pyspark_ckpt.console.data.places import find_places
-from pyspark_ckpt.console.data.queries import RunState, summary_of
+from pyspark_ckpt.console.data.queries import summary_of
 from pyspark_ckpt.console.server import make_app
 from pyspark_ckpt.errors import CorruptFileError
 from pyspark_ckpt.formats.layout import store_note_path
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.formats.metadata_file import encode_metadata
+from pyspark_ckpt.history.last_run import RunState
 from pyspark_ckpt.history.run_log import RecordedRuns, RunLog
 from pyspark_ckpt.history.run_record import (
     RUNS,

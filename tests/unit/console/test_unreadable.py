@@ -9,13 +9,14 @@ import pytest
 
 from pyspark_ckpt.console.data.checkpoints import RetainedCheckpoints
 from pyspark_ckpt.console.data.places import QueryPlace, SavepointPlace, find_places
-from pyspark_ckpt.console.data.queries import RunState, summary_or_problem
+from pyspark_ckpt.console.data.queries import summary_or_problem
 from pyspark_ckpt.console.html.family import read_savepoints
 from pyspark_ckpt.console.server import make_app
 from pyspark_ckpt.errors import CkptError
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.formats.metadata_file import encode_metadata
 from pyspark_ckpt.formats.modes import CheckpointKind
+from pyspark_ckpt.history.last_run import RunState
 from pyspark_ckpt.history.run_log import RecordedRuns, RunLog
 from pyspark_ckpt.history.run_record import RUNS, RunStarted
 from pyspark_ckpt.storage.open import LocalStorage
