@@ -298,7 +298,7 @@ class OperatorEdit:
         ------
         CkptError
             If a row does not fit its state, or a stored file is corrupt.
-        pyspark.errors.PySparkException
+        pyspark.errors.PySparkException, py4j.protocol.Py4JJavaError
             If the job fails for another reason.
         """
         write = WriteEntries(

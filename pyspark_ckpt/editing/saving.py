@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import msgspec
-from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from pyspark_ckpt.clock import now_ms
@@ -18,7 +17,7 @@ from pyspark_ckpt.history.records import Savepoint
 from pyspark_ckpt.savepoint.job import SavepointJob
 from pyspark_ckpt.savepoint.progress import shown_progress
 from pyspark_ckpt.savepoint.savepoint import NewSavepoint
-from pyspark_ckpt.spark.jobs import SparkJobs, error_text
+from pyspark_ckpt.spark.jobs import JOB_ERRORS, SparkJobs, error_text
 from pyspark_ckpt.storage.open import Storage
 
 _NEVER_BUSY_MS = float("inf")
@@ -41,6 +40,9 @@ class Saving:
         What the files of `contents` and of stored operators lie in; ``None`` without a source.
     logs
         Logs of sources that lie in no source, with their content.
+    failed_read
+        Returns the error of an operator's job that failed because its rows could not be read, and
+        ``None`` if it does not know why.
     """
 
     spark: SparkSession
@@ -48,6 +50,7 @@ class Saving:
     operators: tuple[OperatorEdit, ...]
     source: Storage | None
     logs: list[tuple[SourceLog, bytes]]
+    failed_read: Callable[[str, Exception], CkptError | None] = lambda uid, error: None  # noqa: ARG005
 
     def save(
         self, directory: str, check: Callable[[tuple[OperatorMetadata, ...]], None]
@@ -113,9 +116,10 @@ class Saving:
                     handles = each.written(self.spark, target, times)
                 except CkptError:  # some are PySpark's errors too
                     raise
-                except PySparkException as exc:
-                    raise CheckpointAbortedError(
-                        f"{what}: writing operator {each.operator.uid!r} on the executors failed: "
+                except JOB_ERRORS as exc:
+                    uid = each.operator.uid
+                    raise self.failed_read(uid, exc) or CheckpointAbortedError(
+                        f"{what}: writing operator {uid!r} on the executors failed: "
                         f"{error_text(exc)}"
                     ) from exc
                 progress.advance(each.operator.parallelism)

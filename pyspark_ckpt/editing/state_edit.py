@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
@@ -16,7 +16,7 @@ from pyspark_ckpt.editing.operator_edits import OperatorEdits
 from pyspark_ckpt.editing.operators import declared_operator, stored_operator
 from pyspark_ckpt.editing.position import Position, position_of
 from pyspark_ckpt.editing.saving import Saving
-from pyspark_ckpt.errors import PlanError
+from pyspark_ckpt.errors import CkptError, PlanError
 from pyspark_ckpt.formats.metadata import EpochContents, OperatorMetadata, Origin, SourceLog
 from pyspark_ckpt.history.records import Savepoint
 from pyspark_ckpt.operator.descriptor import (
@@ -66,6 +66,7 @@ class StateEdit(OperatorEdits):
         self._wanted = None if query is None else operators_of(query)
         self._position: Position | None = None
         self._parent: Origin | None = None
+        self._failed_read: Callable[[str, Exception], CkptError | None] = lambda *_: None
         if source is not None:
             for stored in source.metadata.operators:
                 self._operators[stored.uid] = stored_operator(source, stored)
@@ -218,6 +219,7 @@ class StateEdit(OperatorEdits):
             tuple(self._operators.values()),
             None if self._source is None else self._source.storage,
             logs,
+            self._failed_read,
         )
         target = qualified_path(self._spark, str(directory))
         if self._source is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
@@ -13,6 +14,7 @@ from pyspark_ckpt.errors import PlanError
 from pyspark_ckpt.formats.handle import StateDescriptor
 from pyspark_ckpt.formats.modes import TimeMode
 from pyspark_ckpt.history.records import Savepoint
+from pyspark_ckpt.importing.damage import failed_read, reading
 from pyspark_ckpt.importing.group_state import GroupStateRows, Mapper
 from pyspark_ckpt.importing.imported_operator import ImportedOperator
 from pyspark_ckpt.importing.matching import check_states
@@ -93,6 +95,10 @@ def import_checkpoint(
         If no epoch of a query was committed at `location`.
     RestoreError
         If the query runs, was stopped in the middle of an epoch, or is one of this library.
+    CorruptFileError
+        If state of the query is missing or damaged. Nothing remains of the savepoint.
+    CheckpointAbortedError
+        If a Spark job failed for another reason. Nothing remains of the savepoint.
     IncompatibleStateError
         If the processor declares other states than Spark has.
     NotBuiltYetError
@@ -133,7 +139,10 @@ def import_checkpoint(
         edit = StateEdit(session)
         given = _matched(found, wanted, stopped.path)
         for operator, imported in zip(found, given, strict=True):
-            _add(edit, operator, imported)
+            with reading(operator.where):
+                _add(edit, operator, imported)
+        places = {each.uid: operator.where for operator, each in zip(found, given, strict=True)}
+        edit._failed_read = partial(failed_read, places)  # noqa: SLF001
         edit._position = stopped.position(query)  # noqa: SLF001  # no user has them in this form
         edit._parent = stopped.origin(tuple(each.uid for each in given))  # noqa: SLF001
         return edit.save(directory)

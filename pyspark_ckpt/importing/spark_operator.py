@@ -6,12 +6,12 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import CorruptFileError, NotBuiltYetError, RestoreError
 from pyspark_ckpt.formats.modes import TimeMode
+from pyspark_ckpt.importing.damage import check_operators, check_partitions, reading
 from pyspark_ckpt.importing.stopped_query import StoppedQuery
 from pyspark_ckpt.operator.state.kinds import StateKind
 
@@ -97,7 +97,7 @@ class SparkStatefulOperator:
 
         Raises
         ------
-        RestoreError
+        CorruptFileError
             If Spark cannot read it.
         """
         wanted = {
@@ -105,10 +105,10 @@ class SparkStatefulOperator:
             "batchId": str(self.query.epoch),
             **options,
         }
-        try:
-            return self.spark.read.format("statestore").options(**wanted).load(self.query.path)
-        except PySparkException as exc:
-            raise RestoreError(f"{self.where}: Spark cannot read its state: {exc}") from exc
+        with reading(self.where):
+            rows = self.spark.read.format("statestore").options(**wanted).load(self.query.path)
+            rows.schema  # noqa: B018  # over Spark Connect the read begins only here
+            return rows
 
     def variable(self, variable: StateVariable) -> DataFrame:
         """Return a row per value, list element or map entry of a state variable."""
@@ -143,15 +143,15 @@ def spark_operators(spark: SparkSession, query: StoppedQuery) -> list[SparkState
 
     Raises
     ------
+    CorruptFileError
+        If state of one is missing, or Spark cannot read which there are.
     RestoreError
         If the query has no stateful operator, or one of this library.
     NotBuiltYetError
         If the query has an operator that cannot be imported.
     """
-    try:
+    with reading(query.path, "which state it has"):
         rows = spark.read.format("state-metadata").load(query.path).collect()
-    except PySparkException as exc:
-        raise RestoreError(f"{query.path}: Spark cannot read which state it has: {exc}") from exc
     found: dict[int, Any] = {int(row["operatorId"]): row for row in rows}
     if not found:
         raise RestoreError(
@@ -164,6 +164,11 @@ def spark_operators(spark: SparkSession, query: StoppedQuery) -> list[SparkState
             "of transformWithState, transformWithStateInPandas and applyInPandasWithState can: "
             "keep the others in a query of Spark of their own"
         )
+    check_operators(query.path, set(found))
+    for row in rows:  # one for each state store
+        operator_id = int(row["operatorId"])
+        where = f"{query.path}, operator {operator_id} ({row['operatorName']})"
+        check_partitions(query.log.storage, where, operator_id, int(row["numPartitions"]))
     return [_operator(spark, query, operator_id, row) for operator_id, row in sorted(found.items())]
 
 

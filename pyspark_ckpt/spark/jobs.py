@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
 
@@ -27,6 +28,10 @@ _LOCAL_PROPERTIES = (
     "spark.scheduler.pool",
     "spark.job.interruptOnCancel",
 )
+
+JOB_ERRORS = (PySparkException, Py4JJavaError)
+"""What a job that failed raises on the driver. PySpark leaves many errors of the JVM as they are.
+"""
 
 _AGAIN_S = 0.5
 """How long after a cancellation the jobs are cancelled that started meanwhile."""
@@ -191,13 +196,13 @@ def collected(frame: DataFrame, what: str) -> list[Row]:
     ------
     CkptError
         If a task raised an error of this library.
-    pyspark.errors.PySparkException
-        If the job fails for another reason.
+    pyspark.errors.PySparkException, py4j.protocol.Py4JJavaError
+        If the job fails for another reason; see :data:`JOB_ERRORS`.
     """
     try:
         with _described(frame.sparkSession, what):
             return frame.collect()
-    except PySparkException as exc:
+    except JOB_ERRORS as exc:
         error = task_error(exc)
         if error is None:
             raise

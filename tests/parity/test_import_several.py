@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -188,6 +189,13 @@ def test_two_operators(
     savepoint = imported(operators=of_ids)
     (origin,) = [row for row in ckpt.lineage(savepoint.path).itertuples() if "native" in row.path]
     assert origin.epoch == 1
+
+    shutil.copytree(tmp_path / "native", tmp_path / "lost")
+    shutil.rmtree(tmp_path / "lost" / "state" / "0")
+    with pytest.raises(ckpt.CorruptFileError, match="operator 0 is missing"):  # not one of one
+        ckpt.import_checkpoint(
+            str(tmp_path / "lost"), str(tmp_path / "out"), operators={1: first}, spark=spark
+        )
 
     feed.add(*FILES[2:])
     keyed = ckpt.key_by(our_first(ckpt.key_by(feed.stream(spark), "k"), uid="sizes"), "size")

@@ -1,0 +1,138 @@
+"""Whether the state of a stopped query is whole, and what is said if Spark cannot read it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from pyspark_ckpt.errors import CkptError, CorruptFileError
+from pyspark_ckpt.spark.jobs import JOB_ERRORS, error_text
+from pyspark_ckpt.storage.base import Storage
+
+_ADVICE = (
+    "the location was only read. Bring back what is missing, for example from a backup or an older "
+    "version of the bucket, or import a complete copy of the location"
+)
+_SPARKS_READER = re.compile(
+    r"\[(?:CANNOT_LOAD_STATE_STORE|STDS_)|\.execution\.(?:streaming|datasources\.v2)\.state\."
+)
+"""Names that Spark's errors have if its reader of state failed."""
+
+_CONDITION = re.compile(
+    r"\[(?!INTERNAL_ERROR|[A-Z_]+\.UNCATEGORIZED)[A-Z0-9_]+(?:\.[A-Z0-9_]+)*\] .*"
+)
+"""Spark's text of an error, unless it says nothing but that there was one."""
+
+_CAUSE = re.compile(r"^Caused by: (.*)", re.MULTILINE)
+_SQL_STATE = re.compile(r"\s*SQLSTATE: \w+.*")
+_SENTENCE = re.compile(r"(?<=\.)\s+(?=[A-Z])")
+_HARMFUL = re.compile(r"clear|delete|new checkpoint|report", re.IGNORECASE)
+"""Spark advises to clear the location, which would destroy what is left of the state."""
+
+
+def check_partitions(storage: Storage, where: str, operator_id: int, partitions: int) -> None:
+    """Check that an operator has the directory of each partition of its state.
+
+    Spark's reader takes the directories that are there for all there were: without the last one it
+    reads fewer keys and says nothing.
+
+    Parameters
+    ----------
+    storage
+        The location.
+    where
+        The operator, for errors.
+    operator_id
+        Spark's id of the operator.
+    partitions
+        How many partitions its state has.
+
+    Raises
+    ------
+    CorruptFileError
+        If one is missing.
+    """
+    there = set(storage.list(f"state/{operator_id}"))
+    missing = [number for number in range(partitions) if str(number) not in there]
+    if missing:
+        raise CorruptFileError(
+            f"{where}: the state of partition {', '.join(map(str, missing))} of {partitions} is "
+            f"missing: there is no {storage.url_of(f'state/{operator_id}/{missing[0]}')}: {_ADVICE}"
+        )
+
+
+def check_operators(path: str, ids: set[int]) -> None:
+    """Check that no operator is missing among the ids, which Spark gives from 0 on.
+
+    Raises
+    ------
+    CorruptFileError
+        If one is missing.
+    """
+    missing = sorted(set(range(max(ids))) - ids)
+    if missing:
+        raise CorruptFileError(
+            f"{path}: the state of operator {', '.join(map(str, missing))} is missing, Spark finds "
+            f"only that of {', '.join(map(str, sorted(ids)))}: {_ADVICE}"
+        )
+
+
+@contextmanager
+def reading(where: str, what: str = "its state") -> Iterator[None]:
+    """Say of what Spark cannot read where it is, and what to do.
+
+    Spark begins some reads only when their rows are asked for, so the context has to last.
+
+    Raises
+    ------
+    CorruptFileError
+        If Spark cannot read it.
+    """
+    try:
+        yield
+    except CkptError:  # some are PySpark's errors too
+        raise
+    except JOB_ERRORS as exc:
+        raise unreadable(where, exc, what) from exc
+
+
+def unreadable(where: str, error: Exception, what: str = "its state") -> CorruptFileError:
+    """Return the error of what Spark cannot read."""
+    return CorruptFileError(f"{where}: Spark cannot read {what}: {_reason(error)}: {_ADVICE}")
+
+
+def failed_read(places: Mapping[str, str], uid: str, error: Exception) -> CkptError | None:
+    """Return the error of a job that writes an operator and failed because of what it reads.
+
+    Parameters
+    ----------
+    places
+        Where the state of each operator comes from, by uid.
+    uid
+        The operator that was written.
+    error
+        Why the job failed.
+
+    Returns
+    -------
+    CkptError or None
+        ``None`` if the job failed for another reason than damaged state.
+    """
+    if _SPARKS_READER.search(str(error)) is None:
+        return None
+    return unreadable(f"{places[uid]}, as operator {uid!r}", error)
+
+
+def _reason(error: Exception) -> str:
+    """Return what Spark says of an error in one line, without its advice."""
+    text = str(error)
+    condition, causes = _CONDITION.search(text), _CAUSE.findall(text)
+    if condition is not None:
+        said = condition.group()
+    elif causes:
+        said = causes[-1]
+    else:
+        said = error_text(error).splitlines()[0]
+    sentences = _SENTENCE.split(_SQL_STATE.sub("", said))
+    return " ".join(each for each in sentences if not _HARMFUL.search(each)).rstrip(". ")

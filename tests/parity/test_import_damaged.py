@@ -1,0 +1,106 @@
+"""State that is missing or damaged is refused by name: an import of the rest would look whole."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+import pyspark_ckpt as ckpt
+from pyspark_ckpt.importing.damage import check_operators
+from tests.by_value import pickled_by_value
+from tests.parity import importing, operations
+from tests.parity.importing import Continued
+from tests.parity.operations import Operations, script
+
+
+@pytest.fixture(scope="module", autouse=True)
+def helpers_by_value() -> Iterator[None]:
+    with pickled_by_value(importing, operations):
+        yield
+
+
+@pytest.fixture(scope="module")
+def whole(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Continued:
+    """A stopped query of Spark with several partitions of state."""
+    base = tmp_path_factory.mktemp("whole")
+    program = Continued(spark, base, operations.INPUT, Operations, operations.OUTPUT)
+    program.feed.add([row for key in "abcdefgh" for row in script(key, ("value.update", 1, "v"))])
+    assert program.run_native()
+    return program
+
+
+@pytest.fixture
+def damaged(whole: Continued, tmp_path: Path) -> Continued:
+    """A copy of it."""
+    program = replace(whole, base=tmp_path)
+    assert isinstance(program.native, Path)
+    shutil.copytree(whole.native, program.native)
+    return program
+
+
+def state_of(program: Continued) -> Path:
+    return Path(str(program.native)) / "state" / "0"
+
+
+def partitions_of(program: Continued) -> list[int]:
+    return sorted(int(each.name) for each in state_of(program).iterdir() if each.name.isdecimal())
+
+
+def refused(program: Continued) -> str:
+    with pytest.raises(ckpt.CorruptFileError) as caught:
+        program.imported()
+    assert not list(Path(program.imports).glob("savepoint-*"))
+    message = str(caught.value)
+    assert str(program.native) in message
+    assert "clear" not in message
+    assert "new checkpoint location" not in message
+    assert "Bring back what is missing" in message
+    return message
+
+
+@pytest.mark.parametrize("which", [0, -1])
+def test_a_missing_partition(damaged: Continued, which: int) -> None:
+    """Spark takes the directories that are there for all there were."""
+    partitions = partitions_of(damaged)
+    assert len(partitions) > 1
+    lost = partitions[which]
+    shutil.rmtree(state_of(damaged) / str(lost))
+    found = f"operator 0 (transformWithStateInPySparkExec): the state of partition {lost} of"
+    assert f"{found} {len(partitions)} is missing" in refused(damaged)
+
+
+def test_a_partition_without_its_files(damaged: Continued) -> None:
+    last = state_of(damaged) / str(partitions_of(damaged)[-1])
+    for file in [path for path in last.rglob("*") if path.is_file()]:
+        file.unlink()
+    message = refused(damaged)
+    assert "operator 0 (transformWithStateInPySparkExec), as operator 'op'" in message
+    assert "CANNOT_READ_STREAMING_STATE_FILE" in message
+    assert f"{last}/" in message
+
+
+def test_a_damaged_file(damaged: Continued) -> None:
+    """Spark's text says nothing but that there was an error; the cause says what it was."""
+    for file in (state_of(damaged) / "0").glob("*.zip"):
+        file.write_bytes(b"junk")
+    assert "Checksum error" in refused(damaged)
+
+
+@pytest.mark.parametrize("content", [None, b"junk"])
+def test_spark_s_description_of_the_state(damaged: Continued, content: bytes | None) -> None:
+    for file in [path for path in (state_of(damaged) / "_metadata").rglob("*") if path.is_file()]:
+        file.unlink() if content is None or file.suffix == ".crc" else file.write_bytes(content)
+    assert "Spark cannot read which state it has" in refused(damaged)
+
+
+def test_a_missing_operator() -> None:
+    """With a real one in ``test_import_several.py``."""
+    check_operators("location", {0, 1, 2})
+    found = r"location: the state of operator 0, 2 is missing, Spark finds only that of 1, 3: "
+    with pytest.raises(ckpt.CorruptFileError, match=found):
+        check_operators("location", {3, 1})
