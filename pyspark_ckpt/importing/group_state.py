@@ -83,6 +83,8 @@ class GroupStateRows:
         The names of the processor's states.
     uid
         The operator's uid, for errors.
+    has_timers
+        Whether the time mode of the processor has timers.
     """
 
     def __init__(
@@ -91,9 +93,11 @@ class GroupStateRows:
         mapper: Mapper,
         states: tuple[str, ...],
         uid: str,
+        *,
+        has_timers: bool,
     ) -> None:
         self._operator = operator
-        self._mapped = Mapped(mapper, states, f"operator {uid!r}")
+        self._mapped = Mapped(mapper, states, f"operator {uid!r}", has_timers=has_timers)
 
     def state(self, state: StateDescriptor, columns: TableColumns) -> DataFrame:
         """Return the rows of a state's table."""
@@ -149,10 +153,15 @@ class Mapped:
         The names of the processor's states.
     where
         The operator, for errors.
+    has_timers
+        Whether the time mode of the processor has timers.
     """
 
-    def __init__(self, mapper: Mapper, states: tuple[str, ...], where: str) -> None:
+    def __init__(
+        self, mapper: Mapper, states: tuple[str, ...], where: str, *, has_timers: bool
+    ) -> None:
         self._mapper, self._states, self._where = mapper, states, where
+        self._has_timers = has_timers
 
     def __call__(self, key: Any, state: Any, timeout_ms: int | None) -> KeyState:
         """Return the states of a key."""
@@ -169,6 +178,12 @@ class Mapped:
                 f"{self._where}: the function for key {tuple(key)!r} returned the states "
                 f"{', '.join(map(repr, unknown))}, the processor declares "
                 f"{', '.join(map(repr, self._states))}: use these names"
+            )
+        if found.timers and not self._has_timers:
+            raise PlanError(
+                f"{self._where}: the function for key {tuple(key)!r} returned timers, and with "
+                "time_mode None they would be lost: give time_mode='ProcessingTime' or "
+                "'EventTime', or return no timers"
             )
         return found
 

@@ -72,7 +72,8 @@ def import_checkpoint(
         milliseconds (``None`` if there is none), and returns the key's :class:`KeyState`. It runs
         on executors, once per key and state, and must have no effects.
     time_mode : str, optional
-        Only for ``applyInPandasWithState``: the `timeMode` of the processor, by default ``None``.
+        Only for ``applyInPandasWithState``: the `timeMode` of the processor, by default ``None``,
+        which has no timers. A mapper that then returns some is refused.
     query : DataFrame, optional
         The query that will be restored. Required only if it reads one source at several places.
     discard_uncommitted : bool
@@ -208,10 +209,11 @@ def _add(edit: StateEdit, operator: SparkStatefulOperator, imported: ImportedOpe
         if mode is not TimeMode.NONE:
             edit.set_timers(uid, timer_rows(operator, timer_columns(key_schema)))
         return
-    rows = GroupStateRows(operator, mapper, tuple(states), uid)
+    has_timers = mode is not TimeMode.NONE
+    rows = GroupStateRows(operator, mapper, tuple(states), uid, has_timers=has_timers)
     for name, state in states.items():
         edit.put(uid, name, rows.state(state, columns_of(key_schema, state)))
-    if mode is not TimeMode.NONE:
+    if has_timers:
         edit.set_timers(uid, rows.timers(timer_columns(key_schema)))
 
 

@@ -98,14 +98,14 @@ def test_continued(spark: SparkSession, tmp_path: Path, provider: str) -> None:
         with configured(spark, {PROVIDER: provider}):
             return run(made.writeStream, tmp_path / location)
 
-    def imported(mapper: Any) -> ckpt.Savepoint:
+    def imported(mapper: Any, time_mode: str | None = "EventTime") -> ckpt.Savepoint:
         return ckpt.import_checkpoint(
             str(tmp_path / "native"),
             str(tmp_path / "imported"),
             processor=Count(),
             uid="op",
             mapper=mapper,
-            time_mode="EventTime",
+            time_mode=time_mode,
             spark=spark,
         )
 
@@ -115,6 +115,8 @@ def test_continued(spark: SparkSession, tmp_path: Path, provider: str) -> None:
     for mapper, message in WRONG.items():
         with pytest.raises(ckpt.CkptError, match=message):
             imported(mapper)
+    with pytest.raises(ckpt.PlanError, match="returned timers, and with time_mode None they would"):
+        imported(to_states, time_mode=None)
     savepoint = imported(to_states)
     feed.add([("a", 3), ("b", 4), (None, 6), ("c", 7)])
     keyed = ckpt.key_by(stream(), "k")

@@ -57,7 +57,21 @@ def schema_of(ddl: str) -> T.StructType:
 def entries_of(ddl: str, value: Any) -> tuple[EntriesOf, T.StructType]:
     schema = schema_of(ddl)
     state = StateDescriptor("s", "value", schema.json())
-    return EntriesOf(Mapped(lambda *_: ckpt.KeyState({"s": (value,)}), ("s",), "op"), state), schema
+    mapped = Mapped(lambda *_: ckpt.KeyState({"s": (value,)}), ("s",), "op", has_timers=False)
+    return EntriesOf(mapped, state), schema
+
+
+def test_timers_that_would_be_lost() -> None:
+    """Without a time mode, which is the default, no timers are stored."""
+
+    def mapper(key: Any, state: Any, timeout_ms: int | None) -> ckpt.KeyState:
+        return ckpt.KeyState({"s": state}, timers=[] if timeout_ms is None else [timeout_ms])
+
+    refusing = Mapped(mapper, ("s",), "operator 'c'", has_timers=False)
+    assert refusing(("a",), (1,), None).timers == refusing(("a",), (1,), -1).timers == []
+    with pytest.raises(ckpt.PlanError, match=r"operator 'c': .* key \('a',\) returned timers"):
+        refusing(("a",), (1,), 60_000)
+    assert Mapped(mapper, ("s",), "op", has_timers=True)(("a",), (1,), 60_000).timers == [60_000]
 
 
 def imported(spark: SparkSession, ddl: str, value: Any) -> Any:
