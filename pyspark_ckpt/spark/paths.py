@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 from pyspark_ckpt.errors import ConfigurationError
 from pyspark_ckpt.sessions import connect
 from pyspark_ckpt.sessions.kind import is_connect
-from pyspark_ckpt.storage.open import open_storage
+from pyspark_ckpt.storage.open import local_path, open_storage
 
 
 def qualified_path(spark: SparkSession, path: str) -> str:
@@ -19,9 +19,16 @@ def qualified_path(spark: SparkSession, path: str) -> str:
     A path without a scheme is on Hadoop's default file system, which may be HDFS instead of the
     local disk. There a relative path starts from the user's directory; on the local disk it starts
     from the JVM's working directory. ``hdfs:///path`` is of the default NameNode.
+
+    Raises
+    ------
+    ConfigurationError
+        If it is a relative URL, such as ``file:path``, or names another machine's local disk.
     """
     match = _SCHEME.match(path)
-    if match is not None and (match["authority"] or match["scheme"] == "file"):
+    if path.startswith("file:"):
+        return _as_spark_finds_it(path)
+    if match is not None and match["authority"]:
         return path
     if is_connect(spark):
         return connect.qualified(spark, path)
@@ -34,6 +41,12 @@ def qualified_path(spark: SparkSession, path: str) -> str:
     is_local = default.startswith("file:")
     file_system = file_systems.getLocal(conf) if is_local else file_systems.get(conf)
     return str(file_system.makeQualified(getattr(java, f"{_HADOOP}.Path")(path)).toString())
+
+
+def _as_spark_finds_it(url: str) -> str:
+    """Return a URL of the local disk without ``..``, which Hadoop takes out of the text too."""
+    path = local_path(url)
+    return f"file:{path}" if ".." in url.split("/") else url
 
 
 def shared_directory(spark: SparkSession, path: str | None) -> str | None:

@@ -6,16 +6,17 @@ only one storage, and every Python worker imports this module.
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from pyspark_ckpt.errors import NotBuiltYetError
+from pyspark_ckpt.errors import ConfigurationError, NotBuiltYetError
 from pyspark_ckpt.storage.base import Storage
 from pyspark_ckpt.storage.local import LocalStorage
 
-__all__ = ["LocalStorage", "Storage", "open_storage"]
+__all__ = ["LocalStorage", "Storage", "local_path", "open_storage"]
 
 
 def _open_s3(rest: str, scheme: str = "s3") -> Storage:
@@ -65,7 +66,7 @@ _OPENERS: dict[str, Callable[[str], Storage]] = {
 """The function that opens a URL, by scheme; it gets the text after ``<scheme>://``."""
 
 
-_LOCAL_SCHEMES = ("", "file")
+_LOCAL_URL = re.compile(r"file:/(?!/[^/])")
 
 _SUPPORTED = (
     "local and mounted paths, s3:// and s3a:// (install pyspark_ckpt[s3]), hdfs:// "
@@ -99,22 +100,42 @@ def open_storage(url: str, what: str = "path") -> Storage:
     NotBuiltYetError
         If there is no storage for the scheme of the URL.
     ConfigurationError
-        If the library of the storage is not installed.
+        If the library of the storage is not installed, or the URL of a local path is not absolute
+        or names a machine.
     UnsafePathError
         If the path of the URL steps upwards.
     """
+    if url.startswith("file:"):
+        return LocalStorage(Path(local_path(url)))
     scheme = _scheme(url)
     if scheme in _OPENERS:
         return _OPENERS[scheme](url[len(scheme) :].removeprefix("://"))
-    if scheme not in _LOCAL_SCHEMES:
+    if scheme:
         instead = _INSTEAD.get(scheme, "use one of those")
         raise NotBuiltYetError(
             f"{what} {url}: {scheme}:// is not supported, because no storage for it is known to "
             f"create files exclusively. Supported are {_SUPPORTED}: {instead}"
         )
-    # Spark writes local paths as file:/x or file:///x.
-    path = re.sub(r"^file:/+", "/", url) if scheme else url
-    return LocalStorage(Path(path).expanduser().absolute())
+    return LocalStorage(Path(url).expanduser().absolute())
+
+
+def local_path(url: str) -> str:
+    """Return the path of a ``file:`` URL; Spark writes ``file:/x`` or ``file:///x``.
+
+    As Hadoop does it, ``..`` removes the name before it, even if that is a symbolic link.
+
+    Raises
+    ------
+    ConfigurationError
+        If the path is relative, or the URL names a machine.
+    """
+    if not _LOCAL_URL.match(url):
+        raise ConfigurationError(
+            f"{url} is no URL of an absolute local path, so Spark does not find it: write "
+            "file:///path, or the path alone"
+        )
+    path = re.sub(r"^file:/+", "/", url)
+    return posixpath.normpath(path) if ".." in path.split("/") else path
 
 
 def _scheme(url: str) -> str:
