@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Any
 
@@ -25,6 +26,7 @@ def qualified_path(spark: SparkSession, path: str) -> str:
     ConfigurationError
         If it is a relative URL, such as ``file:path``, or names another machine's local disk.
     """
+    path = os.fspath(path)
     match = _SCHEME.match(path)
     if path.startswith("file:"):
         return _as_spark_finds_it(path)

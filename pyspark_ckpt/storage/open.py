@@ -6,6 +6,7 @@ only one storage, and every Python worker imports this module.
 
 from __future__ import annotations
 
+import os
 import posixpath
 import re
 from collections.abc import Callable
@@ -85,7 +86,7 @@ _INSTEAD = {
 """What to write for the URL of a scheme that means a supported storage."""
 
 
-def open_storage(url: str, what: str = "path") -> Storage:
+def open_storage(url: str | os.PathLike[str], what: str = "path") -> Storage:
     """Return the storage at a path or URL; nothing is created yet.
 
     Parameters
@@ -105,6 +106,7 @@ def open_storage(url: str, what: str = "path") -> Storage:
     UnsafePathError
         If the path of the URL steps upwards.
     """
+    url = os.fspath(url)
     if url.startswith("file:"):
         return LocalStorage(Path(local_path(url)))
     scheme = _scheme(url)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
+import pyspark_ckpt as ckpt
 from pyspark_ckpt.errors import CorruptFileError, NotBuiltYetError, UnsafePathError
 from pyspark_ckpt.formats.metadata import CheckpointMetadata, SourceLog
 from pyspark_ckpt.formats.metadata_file import read_metadata
@@ -86,6 +88,20 @@ def test_a_savepoint_needs_neither_its_query_nor_its_place(
     for reference in read_metadata(moved).files():
         with moved.open_verified(reference) as file:
             assert len(file.read()) == reference.size_bytes
+
+
+def test_a_path_object_is_taken_as_its_path(
+    storage: Storage, snapshot: CheckpointMetadata, savepoints: Path
+) -> None:
+    made = write_savepoint(snapshot, storage, str(savepoints), NATIVE)
+    path: Any = Path(made.path)  # where a text is documented
+    assert ckpt.verify(path).path == made.path
+    assert ckpt.lineage(path)["path"].tolist()[0] == made.path
+    with ckpt.open_state(path) as opened:
+        assert opened.path == made.path
+    with pytest.raises(ckpt.CheckpointNotFoundError, match=str(savepoints)):
+        ckpt.history(path.parent)
+    assert ckpt.dispose_savepoint(path).path == made.path
 
 
 def test_two_savepoints_of_one_epoch_lie_beside_each_other(

@@ -27,6 +27,10 @@ def test_a_local_path_or_url_is_opened_and_not_created(tmp_path: Path, prefix: s
     assert not root.exists()
 
 
+def test_a_path_object_is_its_path(tmp_path: Path) -> None:
+    assert open_storage(tmp_path / "new").url == str(tmp_path / "new")
+
+
 def test_a_relative_path_is_below_the_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
