@@ -28,6 +28,7 @@ from pyspark.sql import functions as F
 from pyspark_ckpt.errors import ConfigurationError
 
 _LOCAL = re.compile(r"local(?:\[(\d+)(?:,.*)?\])?")
+_AUTHORITY = re.compile(r"(?P<scheme>[^:/]+)://[^/]+")
 _DEFAULT_FS = "spark.hadoop.fs.defaultFS"
 _OWN_SERVER = "SPARK_LOCAL_REMOTE"
 """PySpark sets it in a process that started its own Connect server, with ``remote("local")``."""
@@ -69,8 +70,18 @@ def has_own_server() -> bool:
     return _OWN_SERVER in os.environ
 
 
-def qualified(spark: SparkSession, path: str) -> str:
-    """Return the URL that the server makes of a path without a scheme.
+def qualified(spark: SparkSession, path: str, scheme: str | None = None) -> str:
+    """Return the URL that the server makes of a path, or of a URL without an authority.
+
+    Parameters
+    ----------
+    spark
+        The session.
+    path
+        The path or URL.
+    scheme
+        The scheme of the URL, ``None`` of a path. A URL of another scheme than that of the default
+        file system stays as it is.
 
     Raises
     ------
@@ -78,6 +89,11 @@ def qualified(spark: SparkSession, path: str) -> str:
         If the path is relative and the server has another working directory.
     """
     default = str(spark.conf.get(_DEFAULT_FS, None) or "file:")
+    if scheme is not None:
+        found = _AUTHORITY.match(default)
+        if found is None or found["scheme"] != scheme:
+            return path
+        return f"{found.group()}/{path[len(scheme) + 1 :].lstrip('/')}"
     if not path.startswith("/") and not has_own_server():
         raise ConfigurationError(
             f"{path!r} is a relative path, and over Spark Connect the server has another working "

@@ -30,10 +30,15 @@ def qualified_path(spark: SparkSession, path: str) -> str:
     match = _SCHEME.match(path)
     if path.startswith("file:"):
         return _as_spark_finds_it(path)
+    if match is None and _RELATIVE_URL.match(path):
+        raise ConfigurationError(
+            f"{path!r} is a scheme with a relative path, which Spark refuses: write the whole URL, "
+            "or an absolute path"
+        )
     if match is not None and match["authority"]:
         return path
     if is_connect(spark):
-        return connect.qualified(spark, path)
+        return connect.qualified(spark, path, None if match is None else match["scheme"])
     java: Any = spark._jvm
     file_systems = getattr(java, f"{_HADOOP}.FileSystem")
     conf = spark._jsparkSession.sessionState().newHadoopConf()
@@ -74,4 +79,5 @@ def shared_directory(spark: SparkSession, path: str | None) -> str | None:
 
 
 _HADOOP = "org.apache.hadoop.fs"
+_RELATIVE_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:(?![/:])")
 _SCHEME = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*):/(?P<authority>/[^/]+)?")

@@ -80,4 +80,9 @@ def test_a_local_url_that_spark_does_not_find(spark: SparkSession, url: str) -> 
             read(url)
 
 
+def test_a_scheme_with_a_relative_path(spark: SparkSession) -> None:
+    with pytest.raises(ConfigurationError, match="'hdfs:a' is a scheme with a relative path"):
+        qualified_path(spark, "hdfs:a")
+
+
 DISTRIBUTED = "org.apache.hadoop.hdfs.DistributedFileSystem"
