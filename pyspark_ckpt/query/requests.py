@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -33,7 +34,8 @@ def savepoint_target(wanted: str | None, savepoints_directory: str | None) -> st
     Parameters
     ----------
     wanted
-        A path relative to that directory or inside it; ``None`` for the directory itself.
+        A path relative to that directory, or a path or URL of it or inside it in any spelling;
+        ``None`` for the directory itself.
     savepoints_directory
         ``spark.ckpt.execution.checkpointing.savepoint-dir`` of the query.
 
@@ -50,17 +52,36 @@ def savepoint_target(wanted: str | None, savepoints_directory: str | None) -> st
             "spark.ckpt.execution.checkpointing.savepoint-dir: set it and start the query again"
         )
     root = open_storage(savepoints_directory)
-    relative = "." if wanted in (None, ".", root.url) else str(wanted)
-    relative = relative.removeprefix(f"{root.url}/")
-    outside = UnsafePathError(
-        f"{wanted!r} is not inside the query's savepoint-dir {root.url}: give a directory below it"
-    )
-    if relative.startswith("/") or "://" in relative:
-        raise outside
     try:
+        relative = "." if wanted is None else _below(root, wanted)
         return root.url if relative == "." else root.url_of(relative)
-    except UnsafePathError:
-        raise outside from None
+    except CkptError:
+        raise UnsafePathError(
+            f"{wanted!r} is not inside the query's savepoint-dir {root.url}: give a directory "
+            "below it"
+        ) from None
+
+
+def _below(root: Storage, wanted: str) -> str:
+    """Return a path relative to a directory; it may step upwards, which ``url_of`` refuses.
+
+    Raises
+    ------
+    CkptError
+        If it is a path or a URL of another place.
+    """
+    if not wanted.startswith("/") and _URL.match(wanted) is None:
+        return wanted
+    found = open_storage(wanted).url  # as the directory's own: s3a:// as s3://, file:/ as a path
+    if found == root.url:
+        return "."
+    relative = found.removeprefix(f"{root.url}/")
+    if relative == found:
+        raise UnsafePathError(f"{found} is not in {root.url}")
+    return relative
+
+
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
 
 
 class WorkUnderWay:

@@ -128,6 +128,13 @@ def test_requests_in_an_object_store(savepoints: Path) -> None:
     assert len(query.calls) == 1
     assert savepoint_target("a", "s3://bucket/sp") == "s3://bucket/sp/a"
     assert savepoint_target("s3://bucket/sp/a", "s3://bucket/sp") == "s3://bucket/sp/a"
+    for root in ("s3://bucket/sp", "s3a://bucket/sp/"):
+        for wanted in ("s3://bucket/sp", "s3://bucket/sp/", "s3a://bucket/sp", "s3a://bucket/sp/"):
+            assert savepoint_target(wanted, root) == "s3://bucket/sp"
+        assert savepoint_target("s3a://bucket/sp//a/", root) == "s3://bucket/sp/a"
+    for wanted in ("s3a://bucket/sp/../x", "s3a://other/sp", "s3:/bucket/sp", "http://bucket/sp"):
+        with pytest.raises(UnsafePathError, match="is not inside the query's savepoint-dir"):
+            savepoint_target(wanted, "s3://bucket/sp")
     for wanted in ("s3://bucket/spa", "s3://other/x", "s3://bucket/sp/../x", "/etc", "file:/etc"):
         with pytest.raises(UnsafePathError):
             savepoint_target(wanted, "s3://bucket/sp")
@@ -213,6 +220,19 @@ def test_a_link_out_of_the_savepoint_directory_is_refused(tmp_path: Path) -> Non
     assert savepoint_target(f"{root}/a", root) == savepoint_target("a", root) == f"{root}/a"
     with pytest.raises(ConfigurationError):
         savepoint_target("a", None)
+
+
+def test_the_savepoint_directory_in_other_spellings(tmp_path: Path) -> None:
+    root = str(tmp_path / "sp")
+    for given in (root, f"{root}/", f"file:{root}", f"file://{root}/", f"{tmp_path}//sp"):
+        assert savepoint_target(given, root) == root, given
+        assert savepoint_target(root, given) == root, given
+        assert savepoint_target(f"{given}/a", root) == f"{root}/a", given
+        assert savepoint_target(f"{given}//a/", root) == f"{root}/a", given
+    outside = (f"file:{root}/../x", f"file:{root}/a/../../x", f"{root}/a/../../x", f"{root}x", "/")
+    for wanted in (*outside, f"file:{tmp_path}", "file:/", f"file://host{root}", "a/../../x", ""):
+        with pytest.raises(UnsafePathError, match="is not inside the query's savepoint-dir"):
+            savepoint_target(wanted, root)
 
 
 def test_at_most_two_at_once(query: Query, files: RequestFiles) -> None:
