@@ -25,7 +25,7 @@ from pyspark_ckpt.operator.descriptor import (
 from pyspark_ckpt.restore.operators import OperatorTerms, plan_operators
 from pyspark_ckpt.restore.source import RestoreSource
 from pyspark_ckpt.snapshot.pin import ReaderPin
-from pyspark_ckpt.spark.paths import qualified_path
+from pyspark_ckpt.spark.paths import qualified_path, usable_directory
 from pyspark_ckpt.spark.plan import given_names, operators_of, source_ids
 
 
@@ -193,6 +193,8 @@ class StateEdit(OperatorEdits):
         ------
         PlanError
             If there is no operator.
+        ConfigurationError
+            If the directory is in the memory of one process, or cannot create files exclusively.
         StateValueError
             If a row does not fit its state, or a key has two rows.
         RestoreError, IncompatibleStateError
@@ -221,7 +223,7 @@ class StateEdit(OperatorEdits):
             logs,
             self._failed_read,
         )
-        target = qualified_path(self._spark, str(directory))
+        target = usable_directory(self._spark, str(directory))
         if self._source is None:
             return saving.save(target, self._check)
         with closing(ReaderPin(self._source)), self._source.reading():

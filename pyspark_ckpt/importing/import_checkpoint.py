@@ -89,9 +89,9 @@ def import_checkpoint(
     Raises
     ------
     PlanError
-        If an argument is missing or does not fit the operator of Spark.
+        If an argument or the directory is missing, or does not fit the operator of Spark.
     ConfigurationError
-        If there is no directory.
+        If the directory is in the memory of one process, or cannot create files exclusively.
     CheckpointNotFoundError
         If no epoch of a query was committed at `location`.
     RestoreError

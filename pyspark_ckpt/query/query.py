@@ -18,7 +18,7 @@ from pyspark_ckpt.history.records import CompletedCheckpoint, Savepoint
 from pyspark_ckpt.query.coordinator import CheckpointCoordinator
 from pyspark_ckpt.query.failure import library_error, library_errors
 from pyspark_ckpt.query.restartable import RestartableQuery, Restarter
-from pyspark_ckpt.spark.paths import qualified_path
+from pyspark_ckpt.spark.paths import usable_directory
 
 
 class CheckpointedQuery(RestartableQuery):
@@ -150,8 +150,9 @@ class CheckpointedQuery(RestartableQuery):
         Raises
         ------
         ConfigurationError
-            If no directory is given or configured, there is no such format, or the library of the
-            directory's storage is not installed.
+            If no directory is given or configured, there is no such format, the library of the
+            directory's storage is not installed, or the directory is in the memory of one process
+            or cannot create files exclusively.
         NotBuiltYetError, UnsafePathError
             If there is no storage for the directory's scheme, or its path steps upwards.
         CheckpointAbortedError, CorruptFileError
@@ -165,7 +166,7 @@ class CheckpointedQuery(RestartableQuery):
         >>> native.format
         'NATIVE'
         """
-        target = None if directory is None else qualified_path(self._spark, str(directory))
+        target = None if directory is None else usable_directory(self._spark, str(directory))
         kind = SavepointFormat.of(format)
         return self._asked(lambda coordinator: coordinator.trigger_savepoint(target, kind))
 
@@ -240,8 +241,9 @@ class CheckpointedQuery(RestartableQuery):
         Raises
         ------
         ConfigurationError
-            If no directory is given or configured, there is no such format, or the library of the
-            directory's storage is not installed; the query still runs. Also in the function of
+            If no directory is given or configured, there is no such format, the library of the
+            directory's storage is not installed, or the directory is in the memory of one process
+            or cannot create files exclusively; the query still runs. Also in the function of
             ``foreachBatch``, whose epoch the stop would wait for.
         NotBuiltYetError
             If `drain` is set for a query with Spark's own stateful operators, or there is no
@@ -260,7 +262,7 @@ class CheckpointedQuery(RestartableQuery):
         >>> query.isActive
         False
         """
-        target = None if directory is None else qualified_path(self._spark, str(directory))
+        target = None if directory is None else usable_directory(self._spark, str(directory))
         with self._turn.taken("stopWithSavepoint"):
             return self._coordinator.stops.with_savepoint(
                 target, SavepointFormat.of(format), drain=drain

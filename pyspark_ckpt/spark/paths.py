@@ -78,6 +78,21 @@ def shared_directory(spark: SparkSession, path: str | None) -> str | None:
     return storage.url
 
 
+def usable_directory(spark: SparkSession, path: str) -> str:
+    """Return the URL of a directory, checked as those that a query is configured with.
+
+    Raises
+    ------
+    ConfigurationError
+        If it is in the memory of one process, or cannot create files exclusively.
+    OSError
+        If it cannot be read.
+    """
+    url = str(shared_directory(spark, path))
+    open_storage(url).check_usable()
+    return url
+
+
 _HADOOP = "org.apache.hadoop.fs"
 _RELATIVE_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:(?![/:])")
 _SCHEME = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*):/(?P<authority>/[^/]+)?")

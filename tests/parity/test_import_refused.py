@@ -90,6 +90,8 @@ def test_arguments(stopped: Continued, tmp_path: Path, spark: SparkSession) -> N
         stopped.imported(time_mode="EventTime")
     with pytest.raises(ckpt.PlanError, match="no directory for the savepoint"):
         ckpt.import_checkpoint(str(stopped.native), **given)
+    with pytest.raises(ckpt.ConfigurationError, match="memory://out is in the memory of one"):
+        ckpt.import_checkpoint(str(stopped.native), "memory://out", **given)
     with pytest.raises(ckpt.CheckpointNotFoundError, match="no committed epoch"):
         ckpt.import_checkpoint(str(tmp_path), str(tmp_path / "out"), **given)
     with configured(spark, {DIRECTORY: str(tmp_path / "configured")}):

@@ -81,3 +81,19 @@ def test_directories_that_are_not_local(job: Job) -> None:
         assert caught.errisinstance(ckpt.NotBuiltYetError)
     with refused(ckpt.NotBuiltYetError, remote, unchanged=job.base):
         job.start(restore=remote)
+
+
+def test_savepoints_in_the_memory_of_one_process(job: Job) -> None:
+    """The files of the tasks would be nowhere; a directory that is given is as one configured."""
+    place = "memory://savepoints"
+    job.feed.add([("a", 1)])
+    with job.running() as query:
+        query.processAllAvailable()
+        for save in (query.triggerSavepoint, query.stopWithSavepoint):
+            with pytest.raises(ckpt.ConfigurationError, match=f"{place} is in the memory of one"):
+                save(place)
+        assert query.isActive
+        kept = query.triggerSavepoint(str(job.base / "savepoints"))
+    for edit in (ckpt.edit_state(kept.path), ckpt.edit_state(query=job.df())):
+        with pytest.raises(ckpt.ConfigurationError, match=f"{place} is in the memory of one"):
+            edit.save(place)

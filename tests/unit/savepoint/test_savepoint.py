@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,13 @@ import pytest
 
 import pyspark_ckpt as ckpt
 from pyspark_ckpt.errors import CorruptFileError, NotBuiltYetError, UnsafePathError
+from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.formats.metadata import CheckpointMetadata, SourceLog
 from pyspark_ckpt.formats.metadata_file import read_metadata
 from pyspark_ckpt.formats.modes import CheckpointKind, SavepointFormat
 from pyspark_ckpt.history.records import Savepoint
-from pyspark_ckpt.savepoint.savepoint import write_savepoint
+from pyspark_ckpt.operator.durable.savepoint_copy import SubtaskCopy
+from pyspark_ckpt.savepoint.savepoint import run_copies_here, write_savepoint
 from pyspark_ckpt.storage.file_reference import FileReference
 from pyspark_ckpt.storage.open import LocalStorage, Storage
 
@@ -139,6 +142,23 @@ def test_a_damaged_file_ends_the_savepoint_and_nothing_is_left(
         write_savepoint(snapshot, storage, str(savepoints), NATIVE)
     assert [path.name for path in savepoints.iterdir()] == [Path(before.path).name]
     assert sorted(tree(Path(before.path))) == ["_metadata", *FILES]
+
+
+@pytest.mark.parametrize("damage", ["missing", "cut short"])
+def test_files_that_did_not_arrive_make_no_savepoint(
+    storage: Storage, snapshot: CheckpointMetadata, savepoints: Path, damage: str
+) -> None:
+    """As if the executors' disk were another one than the driver's."""
+
+    def run(copies: Sequence[SubtaskCopy]) -> list[Handle]:
+        handles = run_copies_here(copies)
+        lost = Path(copies[0].target) / FILES[0]
+        lost.unlink() if damage == "missing" else lost.write_bytes(b"")
+        return handles
+
+    with pytest.raises(CorruptFileError, match=FILES[0]):
+        write_savepoint(snapshot, storage, str(savepoints), NATIVE, run)
+    assert tree(savepoints) == {}
 
 
 @pytest.mark.parametrize("path", ["../outside", "/etc/passwd", "a/../../b", "_metadata/../../x"])
