@@ -91,7 +91,9 @@ def import_checkpoint(
     PlanError
         If an argument or the directory is missing, or does not fit the operator of Spark.
     ConfigurationError
-        If the directory is in the memory of one process, or cannot create files exclusively.
+        If the directory is in the memory of one process, or cannot create files exclusively. Also
+        if Spark's reader of state does not find `location`, because of a space or another sign in
+        its path.
     CheckpointNotFoundError
         If no epoch of a query was committed at `location`.
     RestoreError

@@ -17,8 +17,13 @@ from pyspark_ckpt.formats.modes import CheckpointKind
 from pyspark_ckpt.spark.log import OffsetsEntry, Sources, SparkLog
 from pyspark_ckpt.spark.paths import qualified_path
 from pyspark_ckpt.spark.plan import given_names, is_active, source_ids
+from pyspark_ckpt.spark.state_reader import check_state_can_be_read
 from pyspark_ckpt.storage.open import open_storage
 
+_ELSEWHERE = (
+    "nothing can be imported from there: copy or rename the location of the stopped query to a "
+    "path without them, and import from that path"
+)
 _STATE_STORE = "spark.sql.streaming.stateStore."
 
 
@@ -102,6 +107,8 @@ def stopped_query(
 
     Raises
     ------
+    ConfigurationError
+        If the path has a character that hides the state from Spark's reader.
     CheckpointNotFoundError
         If no epoch of a query was committed there.
     RestoreError
@@ -109,6 +116,7 @@ def stopped_query(
     """
     path = qualified_path(spark, location)
     log = SparkLog(open_storage(path, "location"))
+    check_state_can_be_read(log.storage.hadoop_url, _ELSEWHERE)
     query_id, epoch, begun = log.query_id(), log.committed_epoch(), log.begun_epoch()
     if query_id is None or epoch is None:
         raise CheckpointNotFoundError(

@@ -124,10 +124,14 @@ _ESCAPED = frozenset(' "#%<>?[\\]^`{|}')
 """Characters of ASCII that a path of Hadoop's escapes as a URL (measured, each of them)."""
 
 
-def check_state_can_be_read(checkpoint_location: str) -> None:
+def check_state_can_be_read(
+    checkpoint_location: str,
+    otherwise: str = "no checkpoint of the query could be taken; use another path",
+) -> None:
     """Refuse a location that Spark's data source for state does not find: it escapes paths twice.
 
-    Spark's query would run, and never get a checkpoint.
+    Spark's query would run, and never get a checkpoint. `otherwise` says what follows, and what to
+    do.
 
     Raises
     ------
@@ -140,8 +144,7 @@ def check_state_can_be_read(checkpoint_location: str) -> None:
     if escaped:
         raise ConfigurationError(
             f"the checkpointLocation {checkpoint_location!r} has {', '.join(map(repr, escaped))}: "
-            "Spark's own reader of state finds no path with such characters, so no checkpoint of "
-            "the query could be taken; use another path"
+            f"Spark's own reader of state finds no path with such characters, so {otherwise}"
         )
 
 

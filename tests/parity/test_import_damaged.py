@@ -91,6 +91,17 @@ def test_a_damaged_file(damaged: Continued) -> None:
     assert "Checksum error" in refused(damaged)
 
 
+def test_a_path_that_spark_s_reader_does_not_find(damaged: Continued, tmp_path: Path) -> None:
+    """Spark's own error says that no epoch was committed there."""
+    native, damaged.native = damaged.native, tmp_path / "with space"
+    Path(str(native)).rename(damaged.native)
+    found = r"with space' has ' ': .* copy or rename the location of the stopped query to a path"
+    with pytest.raises(ckpt.ConfigurationError, match=found):
+        damaged.imported()
+    damaged.native = Path(damaged.native.rename(tmp_path / "without"))
+    assert ckpt.verify(damaged.imported().path)
+
+
 @pytest.mark.parametrize("content", [None, b"junk"])
 def test_spark_s_description_of_the_state(damaged: Continued, content: bytes | None) -> None:
     for file in [path for path in (state_of(damaged) / "_metadata").rglob("*") if path.is_file()]:
