@@ -74,7 +74,9 @@ def erase_keys(
     Each savepoint that has one of the keys is replaced by a new one without them. So is one in the
     ``NATIVE`` format, whose files may still have a key that the processor has deleted. The new ones
     are written first and read back: no entry may have an erased key. Then the old ones are disposed
-    of. If the call is interrupted, call it again.
+    of. If the call is interrupted, the old ones may be there with the keys: call it again. If that
+    names a savepoint as incomplete, damaged or being deleted, finish its end with
+    ``dispose_savepoint`` first.
 
     Parameters
     ----------

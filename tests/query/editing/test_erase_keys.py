@@ -110,6 +110,32 @@ def test_nothing_is_deleted_beside_incomplete_savepoints_and_checkpoints(
     assert digests(tmp_path) == before
 
 
+def test_an_interrupted_call_is_finished_by_the_next(spark: SparkSession, tmp_path: Path) -> None:
+    """Killed before the first disposal, and in the middle of it."""
+    savepoints = tmp_path / "sp"
+    rows = spark.createDataFrame([("ada.lovelace", 1), ("bob", 2)], "k string, n long")
+    person = rows.select("k").where("n = 1")
+    edit = ckpt.edit_state(spark=spark).add_operator("op", Count(), "k string")
+    old = edit.put("op", "count", rows).save(str(savepoints))
+    new = ckpt.edit_state(old.path).erase("op", person).save(str(savepoints))
+    killed = shutil.copytree(savepoints, tmp_path / "killed")
+    [erasure] = ckpt.erase_keys(str(savepoints), {"op": person})
+    assert erasure.replaced == old.path
+    assert b"ada.lovelace" not in bytes_of(savepoints)
+    assert ckpt.erase_keys(str(savepoints), {"op": person}) == []
+
+    half = killed / Path(old.path).name
+    for file in half.rglob("*.parquet"):
+        file.unlink()
+    with pytest.raises(ckpt.CorruptFileError, match=half.name):
+        ckpt.erase_keys(str(killed), {"op": person})
+    ckpt.dispose_savepoint(str(half))
+    assert ckpt.erase_keys(str(killed), {"op": person}) == []
+    assert [path.name for path in killed.iterdir()] == [Path(new.path).name]
+    assert b"bob" in bytes_of(killed)
+    assert b"ada.lovelace" not in bytes_of(killed)
+
+
 def test_what_would_erase_nothing_is_refused(spark: SparkSession, tmp_path: Path) -> None:
     rows = spark.createDataFrame([("ada", 1)], "k string, n long")
     edit = ckpt.edit_state(spark=spark).add_operator("op", Count(), "k string")
