@@ -20,6 +20,7 @@ def release(arguments: Namespace) -> Result:
     """Request that the next epoch releases parked keys, of a running query or its next run."""
     storage = find_checkpoints_directory(arguments.location)
     keys: list[tuple[Any, ...]] | None = None
+    note = None
     with open_state(storage.url) as snapshot:
         uid = arguments.operator or only_operator(snapshot, KEYS_STATE)
         try:
@@ -33,6 +34,11 @@ def release(arguments: Namespace) -> Result:
             ) from exc
         if arguments.key:
             keys = [key_of(view, arguments.key)]
+            if view.get(*keys[0]) is None:
+                note = (
+                    f"the key was not parked in epoch {snapshot.epoch}, the newest checkpoint: it "
+                    "is passed over, unless it is parked when the request is carried out"
+                )
         path = snapshot.path
     operators = RestoreSource(path).metadata.operators
     (stored,) = (operator for operator in operators if operator.uid == uid)
@@ -45,6 +51,8 @@ def release(arguments: Namespace) -> Result:
     )
     request_id = request_release(storage, [descriptor], uid, keys)
     fields = requested(request_id, uid, keys)
+    if note is not None:
+        fields["note"] = note
     return Result(fields, facts(fields))
 
 

@@ -410,7 +410,13 @@ def test_the_command_line_releases(job: Job, capsys: pytest.CaptureFixture[str])
     assert parked(query) == (2, 2)
     location = str(job.location_path)
     assert main(["release", location, "--operator", "op", "--key", "k3", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["keys"] == [["k3"]]
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["keys"] == [["k3"]]
+    assert "note" not in answer
+    assert main(["release", location, "--operator", "op", "--key", "k33", "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["keys"] == [["k33"]]
+    assert answer["note"].startswith("the key was not parked in epoch 0, the newest checkpoint")
     job.feed.add([("k1", 2)])
     mended = job.but(processor=Mended)
     assert parked(mended.run()) == (1, 1)
