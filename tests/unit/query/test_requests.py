@@ -310,7 +310,7 @@ def test_the_command_line_asks_and_waits(
     put_file: Callable[..., Path],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    put_file("shared/x")
+    put_file("drivers/1")
     until = threading.Event()
     serving = serve(query, until)
     try:
@@ -338,7 +338,7 @@ def test_the_command_line_gives_up_in_time(
 
     If a busy machine lets the query take it late, another request gets more time.
     """
-    put_file("shared/x")
+    put_file("drivers/1")
     assert main(["stop", str(storage.root), "--timeout", "0.3"]) == 1
     assert "withdrawn" in capsys.readouterr().err
     assert main(["savepoint", str(storage.root), "--pick-up-timeout", "0.3"]) == 1
