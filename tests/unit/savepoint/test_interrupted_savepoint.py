@@ -166,18 +166,25 @@ def test_a_disposal_that_was_interrupted_is_finished_by_the_next(
     assert directory.parent().list() == []
 
 
+@pytest.mark.parametrize("looked", [False, True], ids=["before", "after"])
 def test_a_driver_that_is_still_alive_completes_nothing_that_was_disposed_of(
-    storage: Storage, snapshot: CheckpointMetadata, place: str
+    storage: Storage, snapshot: CheckpointMetadata, place: str, looked: bool
 ) -> None:
+    """Before the driver has looked for the files, or between that and ``_metadata``."""
     new = NewSavepoint(QUERY, place, RUN)
 
-    def disposed_meanwhile(copies: Sequence[SubtaskCopy]) -> list[Handle]:
+    def copied(copies: Sequence[SubtaskCopy]) -> list[Handle]:
         handles = run_copies_here(copies)
-        dispose_savepoint(new.path)
+        if not looked:
+            dispose_savepoint(new.path)
         return handles
 
+    def check() -> None:
+        if looked:
+            dispose_savepoint(new.path)
+
     with pytest.raises(CheckpointAbortedError, match="disposed"):
-        new.write(snapshot, storage, SavepointFormat.NATIVE, disposed_meanwhile)
+        new.write(snapshot, storage, SavepointFormat.NATIVE, copied, check=check)
     with pytest.raises(CheckpointNotFoundError):
         verify(new.path)
 
