@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from pyspark_ckpt.errors import HarnessUseError
-from pyspark_ckpt.formats.handle import EMPTY_VERSION, StateDescriptor
+from pyspark_ckpt.formats.handle import EMPTY_VERSION, Handle, StateDescriptor
 from pyspark_ckpt.migration import Migration
 from pyspark_ckpt.operator.capture.capture_file import CapturedEpoch, Released
 from pyspark_ckpt.operator.capture.described import columns_of, mode_of
@@ -23,20 +22,20 @@ from pyspark_ckpt.operator.modes.arrow import ArrowProcessor
 from pyspark_ckpt.operator.modes.batches import BatchProcessor
 from pyspark_ckpt.operator.plan.declared import copy_as_sent, no_instance
 from pyspark_ckpt.operator.quarantine.releases import EVERY_KEY, ReleasedKeys
+from pyspark_ckpt.operator.rows.key_groups import key_groups_of
 from pyspark_ckpt.operator.rows.parked import ParkedRows
 from pyspark_ckpt.operator.rows.sent_rows import SentRows
 from pyspark_ckpt.operator.rows.sides import BroadcastRows, EpochInput
 from pyspark_ckpt.operator.run.function import OperatorFunction
 from pyspark_ckpt.operator.table.catalog import struct_type
 from pyspark_ckpt.operator.table.part_keys import StoredKey
-from pyspark_ckpt.operator.table.stored_keys import is_keyed
+from pyspark_ckpt.operator.table.stored_keys import encode_key_group, is_keyed
 from pyspark_ckpt.operator.table.writes import DEFAULT_LIMIT_BYTES
 from pyspark_ckpt.operator.time import EpochClock
+from pyspark_ckpt.testing.replaying.captured_state import CapturedState, Entries, Parking
 from pyspark_ckpt.testing.replaying.parts import ReadPart
 from pyspark_ckpt.testing.schema_text import ParsedSchemas
 from state_backends import StateBackend, in_parts, open_backend
-
-Entries = dict[bytes, bytes]
 
 _ENTRIES_AT_ONCE = 10_000
 _BYTES_AT_ONCE = 8 << 20
@@ -61,24 +60,13 @@ class ReplayedEpoch:
     replayed: Side
 
 
-@dataclass(slots=True)
-class _Seen:
-    """The captured state of the keys that were worked on so far; operator state under ``None``."""
-
-    by_key: dict[StoredKey | None, Entries] = field(default_factory=lambda: defaultdict(dict))
-
-    def of(self, keys: Iterable[StoredKey | None]) -> Entries:
-        found: Entries = {}
-        for key in keys:
-            found |= self.by_key.get(key, {})
-        return found
-
-
 class SubtaskReplay:
     """Runs the epochs of one subtask.
 
     An entry that the replay left as the captured run did goes on with the captured value, also if
-    epochs between are not captured. An entry that differs goes on with the replay's value.
+    epochs between are not captured. An entry that differs goes on with the replay's value. A timer
+    that fired in an epoch between, and a key that was released there, are removed, see
+    :class:`CapturedState`.
 
     Parameters
     ----------
@@ -104,7 +92,8 @@ class SubtaskReplay:
         self._migrations = migrations
         self._directory = directory
         self._numbers = count()
-        self._seen = _Seen()
+        self._captured = CapturedState()
+        self._parallelism: int | None = None
         self._states: tuple[StateDescriptor, ...] | None = None
         self._captured_states: tuple[StateDescriptor, ...] = ()
         self._backend = self._new_backend()
@@ -124,19 +113,20 @@ class SubtaskReplay:
             If the processor asks for states that the stored states cannot become.
         """
         epoch = part.epoch
-        before, touched = part.before(), dict.fromkeys(part.touched())
+        touched = dict.fromkeys(part.touched())
         if not self._continues(epoch):
             self._begin_anew()
-        self._load(before, touched)
+        self._leave_moved_keys(epoch.handle)
+        self._load(part, touched)
         output, also_touched, states = self._replayed(part)
         keys = {**touched, **also_touched}
         replayed = Side(output, dict(stored_entries(self._backend, states, keys)), states)
         self._states = None if epoch.error is not None else states
         if epoch.error is not None:
             return ReplayedEpoch(epoch, None, replayed)
-        self._see(part.writes())
+        self._captured.write(part.writes())
         self._captured_states = epoch.states_after
-        captured = self._seen.of([None, *keys])
+        captured = self._captured.of([None, *keys])
         live = {number for number, state in enumerate(epoch.states_after) if state.sweeps is None}
         return ReplayedEpoch(
             epoch,
@@ -154,7 +144,7 @@ class SubtaskReplay:
     def _begin_anew(self) -> None:
         self._backend.close()
         self._backend = self._new_backend()
-        self._seen = _Seen()
+        self._captured = CapturedState()
 
     def _new_backend(self) -> StateBackend:
         directory = self._directory / str(next(self._numbers))
@@ -162,34 +152,56 @@ class SubtaskReplay:
         backend.load((), EMPTY_VERSION)
         return backend
 
-    def _load(self, before: Entries, touched: Mapping[StoredKey, None]) -> None:
-        """Bring the entries that both runs have alike to what they were before the epoch."""
-        by_key: dict[StoredKey | None, Entries] = {key: {} for key in (None, *touched)}
-        for stored, value in before.items():
-            by_key[key_of(stored) if is_keyed(stored) else None][stored] = value
-        old, new = self._seen.of(by_key), before
-        places = sorted(old.keys() | new.keys())
-        mine = self._backend.get_many(places)
-        changed: dict[bytes, bytes | None] = {
-            place: new.get(place)
-            for place, value in zip(places, mine, strict=True)
-            if value == old.get(place) and value != new.get(place)
-        }
-        for place in list(changed):
-            changed |= dict.fromkeys(times_of([place]), changed[place])
-        self._apply(changed)
-        self._seen.by_key.update(by_key)
+    def _leave_moved_keys(self, handle: Handle) -> None:
+        """Leave the keys that a rescale between two epochs gave to other subtasks."""
+        before, self._parallelism = self._parallelism, handle.parallelism
+        if before in (None, handle.parallelism):
+            return
+        old, new = (
+            key_groups_of(handle.subtask, parallelism, handle.max_parallelism)
+            for parallelism in (before, handle.parallelism)
+        )
+        self._captured.keep_groups(new)
+        self._apply(
+            dict.fromkeys(
+                place
+                for group in old
+                if group not in new
+                for place, _ in self._backend.scan(encode_key_group(group))
+            )
+        )
 
-    def _see(self, writes: Mapping[bytes, bytes | None]) -> None:
-        for stored, value in writes.items():
-            entries = self._seen.by_key[key_of(stored) if is_keyed(stored) else None]
-            if value is None:
-                entries.pop(stored, None)
-            else:
-                entries[stored] = value
+    def _load(self, part: ReadPart, touched: Mapping[StoredKey, None]) -> None:
+        """Bring the entries that both runs have alike to what they were before the epoch."""
+        epoch, new = part.epoch, part.before()
+        parking = Parking(epoch.handle.states)
+        past = self._captured.remove_past(touched, _clock(epoch).timers_now_ms, parking)
+        old = self._captured.of((None, *touched))
+        places = sorted({*past, *old, *new})
+        mine = dict(zip(places, self._backend.get_many(places), strict=True))
+        alike = {
+            place
+            for place, value in mine.items()
+            if parking.is_alike(place, value, past.get(place, old.get(place)))
+        }
+        still_parked = {
+            key_of(place) for place in past if parking.has(place) and place not in alike
+        }
+        self._apply(
+            {
+                place: new.get(place)
+                for place in alike
+                if mine[place] != new.get(place)
+                and not (parking.has(place) and key_of(place) in still_parked)
+            }
+        )
+        self._captured.begin_epoch(new, touched)
 
     def _apply(self, changed: Mapping[bytes, bytes | None]) -> None:
-        parts = in_parts(iter(sorted(changed.items())), _ENTRIES_AT_ONCE, _BYTES_AT_ONCE)
+        entries = dict(changed)
+        for place, value in changed.items():
+            entries |= dict.fromkeys(times_of([place]), value)
+        parts = in_parts(iter(sorted(entries.items())), _ENTRIES_AT_ONCE, _BYTES_AT_ONCE)
         self._backend.apply(parts, f"loaded-{next(self._numbers)}")
 
     def _replayed(
@@ -197,17 +209,11 @@ class SubtaskReplay:
     ) -> tuple[SentRows, dict[StoredKey, None], tuple[StateDescriptor, ...]]:
         epoch = part.epoch
         function, broadcast = _function(self._processor, epoch, self._migrations)
-        clock = EpochClock(
-            epoch.clock.mode,
-            epoch.clock.processing_time_ms,
-            epoch.clock.watermark_ms,
-            epoch.clock.drained_at_ms,
-        )
         recorder = EpochRecorder(epoch.handle.states, ())
         writes = function.writes(DEFAULT_LIMIT_BYTES, self._directory)
         with closing(recorder.table(self._backend, writes)) as table:
             processing = function.processing(
-                epoch.handle, table, clock, epoch.epoch, _Releases(epoch.released)
+                epoch.handle, table, _clock(epoch), epoch.epoch, _Releases(epoch.released)
             )
             processing.completed_checkpoint_id = epoch.completed_checkpoint_id
             received = None if broadcast is None else broadcast.received(part.broadcast())
@@ -216,6 +222,11 @@ class SubtaskReplay:
                 pass  # the recorder keeps the output
             self._backend.apply(table.changes(), f"epoch-{next(self._numbers)}")
         return recorder.output, recorder.touched, recorder.states_after
+
+
+def _clock(epoch: CapturedEpoch) -> EpochClock:
+    clock = epoch.clock
+    return EpochClock(clock.mode, clock.processing_time_ms, clock.watermark_ms, clock.drained_at_ms)
 
 
 class _Releases:

@@ -15,6 +15,7 @@ from pyspark_ckpt.formats.layout import CHECKPOINTS_DIRECTORY
 from pyspark_ckpt.formats.modes import TimeMode
 from pyspark_ckpt.formats.rolled_back import RolledBack
 from pyspark_ckpt.operator.capture.described import MODES
+from pyspark_ckpt.operator.capture.touched import times_of
 from pyspark_ckpt.operator.capture.writing import EpochOfTask, WrittenEpoch, WrittenFailure
 from pyspark_ckpt.operator.descriptor import (
     Captures,
@@ -25,19 +26,22 @@ from pyspark_ckpt.operator.descriptor import (
     processor_name,
 )
 from pyspark_ckpt.operator.plan.declared import copy_as_sent
+from pyspark_ckpt.operator.quarantine.quarantine import Releases
 from pyspark_ckpt.operator.quarantine.released import NO_RELEASES
 from pyspark_ckpt.operator.rows.input import InputColumns
+from pyspark_ckpt.operator.rows.key_groups import key_groups_of
 from pyspark_ckpt.operator.rows.output import OutputRows
 from pyspark_ckpt.operator.rows.parked import ParkedRows
 from pyspark_ckpt.operator.rows.sent_rows import joined
 from pyspark_ckpt.operator.rows.sides import BroadcastRows, EpochInput
 from pyspark_ckpt.operator.run.function import OperatorFunction
 from pyspark_ckpt.operator.state.sweep import sweep
+from pyspark_ckpt.operator.table.stored_keys import KEY_GROUP_BYTES, is_keyed
 from pyspark_ckpt.operator.time import EpochClock
 from pyspark_ckpt.settings import Materialization
 from pyspark_ckpt.storage.open import LocalStorage
 from pyspark_ckpt.testing.schema_text import ParsedSchemas, parse_schema
-from state_backends import open_backend
+from state_backends import Changes, open_backend
 
 GROUPS = 128
 RULES = "name string, most long"
@@ -114,17 +118,18 @@ class CapturedQuery:
         rules: Sequence[tuple[Any, ...]] = (),
         now_ms: int | None = None,
         watermark_ms: int | None = None,
+        releases: Releases = NO_RELEASES,
     ) -> list[dict[str, Any]]:
         """Run an epoch; return its output as it is sent."""
         now_ms = self.number * MINUTE_MS if now_ms is None else now_ms
         clock = EpochClock(self.descriptor.time_mode, now_ms, watermark_ms)
         function = self.function()
-        of_task = self.of_task(function, clock)
+        of_task = self.of_task(function, clock, releases)
         recording: WrittenEpoch | WrittenFailure = WrittenFailure(of_task, self.limit_bytes)
         if not self.fails_only:
             recording = WrittenEpoch(of_task, self.limit_bytes)
         table = recording.table(self.backend, function.writes(1 << 30, self.root))
-        processing = function.processing(self.handle, table, clock, self.number)
+        processing = function.processing(self.handle, table, clock, self.number, releases)
         sent_rules = [ParkedRows(self.rules).sent(list(rules), 0)] if rules else []
 
         def read() -> EpochInput:
@@ -152,7 +157,24 @@ class CapturedQuery:
         self.outputs.append(rows)
         return rows
 
-    def of_task(self, function: OperatorFunction, clock: EpochClock) -> EpochOfTask:
+    def rescale(self, parallelism: int) -> None:
+        """Become the first of more subtasks, without the keys of the others."""
+        kept = key_groups_of(0, parallelism, GROUPS)
+        moved = [
+            place
+            for place, _ in self.backend.scan()
+            if is_keyed(place) and int.from_bytes(place[:KEY_GROUP_BYTES], "big") not in kept
+        ]
+        gone = sorted([*moved, *times_of(moved)])
+        self.backend.apply([Changes(gone, [None] * len(gone))], "rescaled")
+        self.descriptor = OperatorDescriptor(
+            **{**fields(self.descriptor), "parallelism": parallelism}
+        )
+        self.handle = Handle(**{**fields(self.handle), "parallelism": parallelism})
+
+    def of_task(
+        self, function: OperatorFunction, clock: EpochClock, releases: Releases
+    ) -> EpochOfTask:
         return EpochOfTask(
             self.handle,
             clock,
@@ -162,7 +184,7 @@ class CapturedQuery:
             self.mode,
             self.runtime(),
             self.storage,
-            NO_RELEASES,
+            releases,
         )
 
     def runtime(self) -> Runtime:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import pickle
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -32,6 +30,7 @@ from pyspark_ckpt.testing import replay
 from state_backends import BACKEND_TYPES
 from tests.unit.testing.captured_query import CapturedQuery, Query
 from tests.unit.testing.everything import Everything
+from tests.unit.testing.programs import program
 from tests.unit.testing.stored_pickles import STREAMS, pickles_in_capture
 
 each_backend = pytest.mark.parametrize("backend", BACKEND_TYPES)
@@ -345,25 +344,15 @@ def test_where_the_code_of_a_parked_key_is_does_not_matter(
 ) -> None:
     """The same program in another directory, and further down in its file."""
 
-    def program(name: str, source: str) -> StatefulProcessor:
-        path = tmp_path / name / "raises.py"
-        path.parent.mkdir()
-        path.write_text(source)
-        spec = importlib.util.spec_from_file_location("raises", path)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        monkeypatch.setitem(sys.modules, "raises", module)
-        spec.loader.exec_module(module)
-        made: StatefulProcessor = module.Raises()
-        return made
+    def made(name: str, source: str) -> StatefulProcessor:
+        return program(tmp_path / name, source, "Raises", monkeypatch)
 
-    query = captured(program("one", RAISES), "heap", parks=True)
+    query = captured(made("one", RAISES), "heap", parks=True)
     query.epoch([("a", 1), ("b", -1)])
     query.epoch([("a", 2), ("b", 5)])
     saved = query.save()
-    replay(saved, program("other", f"# moved\n{RAISES}")).assert_same()
-    changed = replay(saved, program("changed", RAISES.replace("of {key[0]}", "is too little")))
+    replay(saved, made("other", f"# moved\n{RAISES}")).assert_same()
+    changed = replay(saved, made("changed", RAISES.replace("of {key[0]}", "is too little")))
     assert {(each.where, each.key) for each in changed.differences} == {
         ("state '__quarantine'", ("b",))
     }
