@@ -21,6 +21,7 @@
       captures/<time>-<random>.request.json                 which epochs are captured
       captures/epoch-<operator>-<subtask>-<epoch>-<random>.capture    what a subtask saw
       captures/failure-<operator>-<subtask>-<epoch>-<digest>.capture  what a failing task saw
+      captures/parked-<operator>-<subtask>-<digest>.capture           what parked a key
     <savepoints directory>/savepoint-<query>-<random>/
       _metadata, shared/, taskowned/                        native: copies of all files it needs
       shared/canonical-<subtask>-<epoch>-<token>-<random>.parquet  canonical: a subtask's state
@@ -335,6 +336,12 @@ def failure_path(uid: str, subtask: int, epoch: int, key: bytes) -> str:
     """Return the path for what a task saw that failed at a key: one for each key and epoch."""
     digest = hashlib.sha256(key).hexdigest()[:16]
     return f"{CAPTURES}/failure-{_writer(uid, subtask, epoch)}-{digest}.capture"
+
+
+def parked_failure_path(uid: str, subtask: int, error: bytes) -> str:
+    """Return the path for what a call saw that parked its key: one for each kind of error."""
+    digest = hashlib.sha256(error).hexdigest()[:16]
+    return f"{CAPTURES}/parked-{operator_mark(uid)}-{subtask}-{digest}.capture"
 
 
 class CaptureName(NamedTuple):

@@ -68,8 +68,8 @@ class CaptureOrder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Captures(msgspec.Struct, frozen=True, kw_only=True):
     """What is captured in a run of a query, which began at `run_started_ms`.
 
-    With `on_failure`, a task whose processor raises writes what it saw of the failing key. Of a
-    subtask's epoch at most `limit_bytes` are kept.
+    With `on_failure`, a task whose processor raises writes what it saw of the failing key, also if
+    it parks the key. Of a subtask's epoch at most `limit_bytes` are kept.
     """
 
     orders: tuple[CaptureOrder, ...] = ()

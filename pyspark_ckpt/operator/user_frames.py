@@ -66,6 +66,27 @@ def user_frames(error: BaseException, sources: Sources | None = None) -> str:
     return text
 
 
+def origin_of(error: BaseException) -> str:
+    """Return which kind of error it is: its type, its causes, and where each was raised.
+
+    Two errors of the same lines have the same origin, whatever their messages and the directory of
+    the code are.
+    """
+    found = []
+    each: BaseException | None = error
+    for _ in range(1 + MAX_CAUSES):
+        if each is None:
+            break
+        kind = type(each)
+        found.append(f"{kind.__module__}.{kind.__qualname__}")
+        found += [
+            f"{Path(frame.f_code.co_filename).name}:{line}"
+            for frame, line in traceback.walk_tb(each.__traceback__)
+        ][-LAST_FRAMES:]
+        each = _cause_of(each)
+    return "\n".join(found)
+
+
 def definition(owner: Any, method: str, sources: Sources | None = None) -> str:
     """Return where a method is defined, in the form of :func:`user_frames`.
 

@@ -332,8 +332,8 @@ SETTINGS: tuple[Setting, ...] = (
         allowed="true or false",
         default="false",
         meaning=(
-            "`true`: a task whose processor raises writes what it saw of the key into a file, "
-            "which runs again without Spark ([replay](replay.md))"
+            "`true`: a task whose processor raises, or that parks a key, writes what it saw of the "
+            "key into a file, which runs again without Spark ([replay](replay.md))"
         ),
     ),
     Setting(

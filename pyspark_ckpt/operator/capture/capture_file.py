@@ -119,8 +119,8 @@ class CapturedEpoch(msgspec.Struct, frozen=True, kw_only=True):
 
     `handle` names the subtask and its states before the epoch, without any file. `batches` has the
     number of record batches in each part of the rows. `timeline` counts the rollbacks of the
-    location. `error` says what the processor raised; such a part has no output. `left_out` says why
-    a part has no sections.
+    location. `error` says what the processor raised; such a part has no output. With `parked` the
+    error parked its key, and the epoch went on. `left_out` says why a part has no sections.
     """
 
     format_version: int = CAPTURE_FORMAT_VERSION
@@ -137,6 +137,7 @@ class CapturedEpoch(msgspec.Struct, frozen=True, kw_only=True):
     completed_checkpoint_id: int | None = None
     released: Released = Released()
     error: str | None = None
+    parked: bool = False
     left_out: str | None = None
     sections: tuple[Section, ...] = ()
 

@@ -11,7 +11,7 @@ from pyspark_ckpt.formats.change_file import encode_changes
 from pyspark_ckpt.formats.handle import StateDescriptor
 from pyspark_ckpt.operator.capture.capture_file import SectionName
 from pyspark_ckpt.operator.capture.touched import Entry, NotingTable, is_of, stored_entries
-from pyspark_ckpt.operator.quarantine.quarantine import Quarantine
+from pyspark_ckpt.operator.quarantine.quarantine import OnError, Quarantine
 from pyspark_ckpt.operator.rows.mode import Part
 from pyspark_ckpt.operator.rows.sent_rows import SentRows
 from pyspark_ckpt.operator.rows.sides import EpochInput
@@ -49,6 +49,7 @@ class Processing(Protocol):
     states: ProcessorHandle
     output: Any
     quarantine: Quarantine | None
+    on_parking: OnError | None
     part_under_way: Part | None
     timers_under_way: Sequence[StoredKey]
     completed_checkpoint_id: int | None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 
 import msgspec
@@ -12,7 +13,7 @@ import pyarrow as pa
 from pyspark_ckpt.clock import now_ms
 from pyspark_ckpt.errors import CkptError, ProcessorError, StateUseError, StateValueError
 from pyspark_ckpt.formats.handle import Handle
-from pyspark_ckpt.formats.layout import capture_path, failure_path
+from pyspark_ckpt.formats.layout import capture_path, failure_path, parked_failure_path
 from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.operator.capture.capture_file import (
     CapturedClock,
@@ -40,6 +41,7 @@ from pyspark_ckpt.operator.table.part_keys import StoredKey
 from pyspark_ckpt.operator.table.table import StateTable
 from pyspark_ckpt.operator.table.writes import EpochWrites
 from pyspark_ckpt.operator.time import EpochClock
+from pyspark_ckpt.operator.user_frames import origin_of
 from pyspark_ckpt.storage.base import WorkerStorage
 from state_backends import StateBackend
 
@@ -160,6 +162,9 @@ class WrittenEpoch:
 class WrittenFailure:
     """Writes what a failing key saw; while nothing fails, it keeps nothing but references.
 
+    A key that is parked has failed too. There may be many of them, so one capture is written for
+    each kind of error: the same code, and the same lines.
+
     Timers fire behind all rows, and a timer's key may have had some. So rows are kept until the end
     where timers fire.
 
@@ -179,6 +184,7 @@ class WrittenFailure:
         self._backend: StateBackend | None = None
         self._table: StateTable | None = None
         self._broadcast: SentRows = []
+        self._parked: dict[str, str] = {}
 
     @property
     def seen(self) -> SeenInput:
@@ -209,6 +215,7 @@ class WrittenFailure:
 
     def run(self, processing: Processing, read: ReadInput, epoch: int) -> Iterator[pa.RecordBatch]:
         """Process an epoch; yield its output in batches. If the processor raises, write why."""
+        processing.on_parking = partial(self._on_parking, processing)
         try:
             yield from processing.run(read, epoch)
         except _OF_THE_PROCESSOR as exc:
@@ -216,10 +223,53 @@ class WrittenFailure:
             raise
 
     def _write(self, processing: Processing, error: CkptError) -> None:
-        assert self._backend is not None
+        row = getattr(error, "row", None)
+        header, sections, touched = self._seen_by_key(processing, row)
         handle = self._epoch.handle
-        header = self._epoch.header(processing)
-        touched, parts = self._failing(processing, error)
+        key = b"".join(chain.from_iterable(touched))
+        path = failure_path(handle.uid, handle.subtask, self._epoch.number, key)
+        _write_failure(self._epoch, path, header, sections, error)
+
+    def _on_parking(self, processing: Processing, step: str, error: Exception, text: str) -> str:
+        """Write what the key saw that is parked, unless a capture has such an error already."""
+        epoch = self._epoch
+        origin = "\n".join((epoch.program.code_sha256, step, origin_of(error)))
+        path = parked_failure_path(epoch.handle.uid, epoch.handle.subtask, origin.encode())
+        if path not in self._parked:
+            self._parked[path] = self._written(processing, path, text)
+        return self._parked[path]
+
+    def _written(self, processing: Processing, path: str, text: str) -> str:
+        """Return how to run a parked key's failure again; write its capture if it is not there."""
+        epoch = self._epoch
+        try:
+            if epoch.storage.exists(path):
+                return _hint(epoch, path)
+        except (OSError, CkptError) as exc:
+            logger.warning("the failure of a parked key could not be captured: %s", exc)
+            return ""
+        header, sections, _ = self._seen_by_key(processing, row=None)
+        size_bytes = sum(map(len, sections.values()))
+        left_out = header.left_out
+        if size_bytes > self._limit_bytes:
+            left_out = (
+                f"it has more than {self._limit_bytes} bytes; raise spark.ckpt.capture.max-size"
+            )
+        if left_out is not None:  # no file: the next such error may have less
+            logger.warning("%s: a parked key is not captured: %s", header.what, left_out)
+            return ""
+        header = msgspec.structs.replace(header, error=text, parked=True)
+        return _hint(epoch, path) if _write(epoch, path, header, sections) else ""
+
+    def _seen_by_key(
+        self, processing: Processing, row: int | None
+    ) -> tuple[CapturedEpoch, dict[SectionName, bytes], Iterable[StoredKey]]:
+        """Return the capture of the failing call, and its keys; of the call that yielded a row."""
+        assert self._backend is not None
+        touched, parts = self._failing(processing, row)
+        header = msgspec.structs.replace(
+            self._epoch.header(processing), batches=tuple(map(len, parts))
+        )
         is_behind_rows = processing.part_under_way is None and bool(touched)
         if is_behind_rows and self._size_bytes > self._limit_bytes:
             header = msgspec.structs.replace(
@@ -229,26 +279,21 @@ class WrittenFailure:
                     f"than {self._limit_bytes} bytes; raise spark.ckpt.capture.max-size"
                 ),
             )
-        before = stored_entries(self._backend, handle.states, touched)
+        before = stored_entries(self._backend, self._epoch.handle.states, touched)
         sections = {
             SectionName.KEYS: in_changes((b"".join(each), b"") for each in touched),
             SectionName.ROWS: in_arrow([batch for batches in parts for batch in batches]),
             SectionName.BROADCAST: in_arrow(self._broadcast),
             SectionName.BEFORE: in_changes(before),
         }
-        header = msgspec.structs.replace(header, batches=tuple(map(len, parts)))
-        key = b"".join(chain.from_iterable(touched))
-        path = failure_path(handle.uid, handle.subtask, self._epoch.number, key)
-        kept = {name: data for name, data in sections.items() if data}
-        _write_failure(self._epoch, path, header, kept, error)
+        return header, {name: data for name, data in sections.items() if data}, touched
 
     def _failing(
-        self, processing: Processing, error: CkptError
+        self, processing: Processing, row: int | None
     ) -> tuple[dict[StoredKey, None], list[SentRows]]:
         """Return the keys that the failing call was for, and their rows in parts."""
         assert self._table is not None
         part, current = processing.part_under_way, self._table.current
-        row = getattr(error, "row", None)
         if part is not None and self._epoch.mode.calls_once_per_part:
             return dict.fromkeys(part.stored), [[self._kept(part.sent_rows(0))]]
         if part is not None:
@@ -312,10 +357,14 @@ def _write_failure(
 ) -> None:
     header = msgspec.structs.replace(header, error=f"{type(error).__name__}: {error}")
     if _write(epoch, path, header, sections):
-        error.append(
-            f"\n  To run it again without Spark: pyspark_ckpt.testing.replay("
-            f"'{epoch.storage.url}/{path}', the processor)"
-        )
+        error.append(_hint(epoch, path))
+
+
+def _hint(epoch: EpochOfTask, path: str) -> str:
+    return (
+        f"\n  To run it again without Spark: pyspark_ckpt.testing.replay("
+        f"'{epoch.storage.url}/{path}', the processor)"
+    )
 
 
 def _without_files(handle: Handle) -> Handle:

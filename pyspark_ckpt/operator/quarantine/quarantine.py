@@ -23,6 +23,8 @@ _NOT_OF_A_KEY = (CheckpointError, CrashedError, QuarantineError, StateBackendErr
 
 Describe = Callable[[Exception], str]
 Call = Callable[[], Iterable[Any] | None]
+OnError = Callable[[str, Exception, str], str]
+"""Called with the method that raised, the error and its description, while the key is current."""
 
 
 class Releases(Protocol):
@@ -56,6 +58,8 @@ class Quarantine:
         The operator and subtask, for errors.
 
     `parks` says whether the operator has a quarantine. Without one, no key may be parked.
+    `on_error` is called before a key is parked, or stays parked, and returns what the warning of
+    it adds.
     """
 
     def __init__(
@@ -69,6 +73,7 @@ class Quarantine:
         where: str,
     ) -> None:
         self.parks = keeping is not None
+        self.on_error: OnError | None = None
         self._table = states.table
         self._releases = releases
         self._where = where
@@ -158,8 +163,10 @@ class Quarantine:
         if error is None:
             self._keys.remove()
         else:
-            logger.warning("%s: a released key stays parked: %s", self._where, describe(error))
-            self._keys.note_error(step, describe(error))
+            text = describe(error)
+            more = self._noted(step, error, text)
+            logger.warning("%s: a released key stays parked: %s%s", self._where, text, more)
+            self._keys.note_error(step, text)
 
     def end(self) -> None:
         """End the epoch, after the last call of the processor for a key."""
@@ -182,6 +189,10 @@ class Quarantine:
 
     def _park(self, step: str, error: Exception, describe: Describe) -> None:
         text = describe(error)
+        more = self._noted(step, error, text)
         self._releases.arm()
         self._keys.park(step, text)
-        logger.warning("%s: a key is parked, because %s raised %s", self._where, step, text)
+        logger.warning("%s: a key is parked, because %s raised %s%s", self._where, step, text, more)
+
+    def _noted(self, step: str, error: Exception, text: str) -> str:
+        return "" if self.on_error is None else self.on_error(step, error, text)

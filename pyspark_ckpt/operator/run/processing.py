@@ -26,7 +26,7 @@ from pyspark_ckpt.errors import (
 )
 from pyspark_ckpt.operator.modes.arrow import timer_tables_of
 from pyspark_ckpt.operator.quarantine.parked_keys import RowsOfEpoch
-from pyspark_ckpt.operator.quarantine.quarantine import Quarantine
+from pyspark_ckpt.operator.quarantine.quarantine import OnError, Quarantine
 from pyspark_ckpt.operator.rows.mode import InputMode, Part
 from pyspark_ckpt.operator.rows.output import CHUNK_ROWS
 from pyspark_ckpt.operator.rows.sent_rows import SentRows
@@ -85,9 +85,9 @@ class EpochProcessing:
     If `completed_checkpoint_id` is set before :meth:`run`, the processor is notified of it. `rows`,
     `keys` and `timers_fired` count what was processed, and `laps` has the time of each phase. The
     next epoch does not have the `lost_attributes` of the processor. `quarantine` is there after
-    ``init`` if there is one. `output` has what has not left yet, and the calls that it comes from,
-    `part_under_way` the rows that the processor works on, and `timers_under_way` the stored keys of
-    a call for several timers.
+    ``init`` if there is one, and calls `on_parking` if that was set before. `output` has what has
+    not left yet, and the calls that it comes from, `part_under_way` the rows that the processor
+    works on, and `timers_under_way` the stored keys of a call for several timers.
     """
 
     def __init__(
@@ -105,6 +105,7 @@ class EpochProcessing:
     ) -> None:
         self._open_quarantine = quarantine
         self.quarantine: Quarantine | None = None
+        self.on_parking: OnError | None = None
         self._sources = sources
         self._initial_mode = initial_mode
         self._processor = processor
@@ -198,6 +199,7 @@ class EpochProcessing:
             opened = self._open_quarantine()
             if opened.parks:
                 self.quarantine = opened
+                opened.on_error = self.on_parking
             else:
                 opened.end()
         attributes.end_of_init()

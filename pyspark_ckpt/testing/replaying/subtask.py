@@ -216,6 +216,8 @@ class SubtaskReplay:
                 epoch.handle, table, _clock(epoch), epoch.epoch, _Releases(epoch.released)
             )
             processing.completed_checkpoint_id = epoch.completed_checkpoint_id
+            if epoch.parked:
+                processing.on_parking = _raise_again
             received = None if broadcast is None else broadcast.received(part.broadcast())
             given = EpochInput(iter(part.rows()), received)
             for _ in recorder.run(processing, lambda: given, epoch.epoch):
@@ -227,6 +229,11 @@ class SubtaskReplay:
 def _clock(epoch: CapturedEpoch) -> EpochClock:
     clock = epoch.clock
     return EpochClock(clock.mode, clock.processing_time_ms, clock.watermark_ms, clock.drained_at_ms)
+
+
+def _raise_again(step: str, error: Exception, text: str) -> str:  # noqa: ARG001
+    """Raise the error for which the query parked the key."""
+    raise error
 
 
 class _Releases:

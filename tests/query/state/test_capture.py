@@ -263,6 +263,22 @@ def test_a_crash_is_a_unit_test(job: Job) -> None:
     assert "value -1" in result.failures[0]
 
 
+def test_a_parked_key_is_a_unit_test_too(job: Job) -> None:
+    job = job.but(processor=Raising, output=TOTALS, arguments={"onError": "quarantine"})
+    job = job.using({ON_FAILURE: "true"})
+    job.feed.add(FILES[0])
+    job.run()
+    assert not (job.checkpoint_path / "captures").exists()
+    job.feed.add([("a", 5), ("b", 6), ("a", BAD), ("c", 7)])
+    job.run()
+    job.feed.add([("a", 8)])  # kept, without a call
+    job.run()
+    (file,) = (job.checkpoint_path / "captures").iterdir()
+    with pytest.raises(ckpt.ProcessorError, match=r"key \('a',\).*value -1"):
+        replay(file, Raising())
+    assert rows_of(replay(file, Totals()).output) == [("a", 4 + 5 + BAD)]
+
+
 @pytest.mark.wide
 def test_released_rows_are_replayed(job: Job, tmp_path: Path) -> None:
     job = job.but(processor=Raising, output=TOTALS, arguments={"onError": "quarantine"})

@@ -28,6 +28,7 @@ from pyspark_ckpt.operator.descriptor import (
 from pyspark_ckpt.operator.plan.declared import copy_as_sent
 from pyspark_ckpt.operator.quarantine.quarantine import Releases
 from pyspark_ckpt.operator.quarantine.released import NO_RELEASES
+from pyspark_ckpt.operator.quarantine.releases import EVERY_KEY, ReleasedKeys
 from pyspark_ckpt.operator.rows.input import InputColumns
 from pyspark_ckpt.operator.rows.key_groups import key_groups_of
 from pyspark_ckpt.operator.rows.output import OutputRows
@@ -46,6 +47,17 @@ from state_backends import Changes, open_backend
 GROUPS = 128
 RULES = "name string, most long"
 MINUTE_MS = 60_000
+
+
+class _ReleasesAll:
+    def keys(self) -> ReleasedKeys:
+        return EVERY_KEY
+
+    def arm(self) -> None:
+        pass
+
+
+RELEASES_ALL = _ReleasesAll()
 
 
 class CapturedQuery:
@@ -226,8 +238,10 @@ def fields(struct: Any) -> Mapping[str, Any]:
     return {name: getattr(struct, name) for name in struct.__struct_fields__}
 
 
-def _epoch_of(file: Path) -> int:
-    return int(file.name.split("-")[3])
+def _epoch_of(file: Path) -> tuple[int, int]:
+    """Return the epoch in the name of a capture; that of a parked key's failure has none."""
+    name = file.name.split("-")
+    return (0, 0) if name[0] == "parked" else (1, int(name[3]))
 
 
 Query = Callable[..., CapturedQuery]

@@ -15,7 +15,7 @@ from pyspark_ckpt import ArrowProcessor
 from pyspark_ckpt.errors import HarnessUseError, ProcessorError
 from pyspark_ckpt.formats.modes import TimeMode
 from pyspark_ckpt.testing import replay
-from tests.unit.testing.captured_query import MINUTE_MS, Query
+from tests.unit.testing.captured_query import MINUTE_MS, RELEASES_ALL, CapturedQuery, Query
 from tests.unit.testing.everything import Everything
 
 
@@ -196,3 +196,106 @@ def test_quarantined_keys_are_replayed(captured: Query) -> None:
     replay(query.save(), Raising()).assert_same()
     wheres = {each.where for each in replay(query.save(), Mended()).differences}
     assert {"output", "state '__quarantine'", "state '__quarantine_rows'"} <= wheres
+
+
+class Parking(Raising):
+    """Fails for some values, each time in the same line, and for the timers of some keys."""
+
+    bad_timers = ()
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        rows = list(rows)
+        for row in rows:
+            if row.v > 1_000:
+                raise OverflowError(row.v)
+        yield from super().handleInputRows(key, iter(rows), timerValues)
+
+    def handleExpiredTimer(
+        self, key: Any, timerValues: Any, expiredTimerInfo: Any
+    ) -> Iterator[Row]:
+        if key[0] in self.bad_timers:
+            raise KeyError(key[0])
+        yield from super().handleExpiredTimer(key, timerValues, expiredTimerInfo)
+
+
+class MendedParking(Parking):
+    bad = -1
+
+
+def parking(captured: Query, **more: Any) -> CapturedQuery:
+    return captured(
+        Parking(), time_mode=TimeMode.PROCESSING_TIME, parks=True, fails_only=True, **more
+    )
+
+
+def test_the_failure_of_a_parked_key_is_a_unit_test(
+    captured: Query, caplog: pytest.LogCaptureFixture
+) -> None:
+    query = parking(captured)
+    query.epoch([("a", 1), ("b", 2)], rules=[("all", 50)])
+    assert query.files() == []
+    query.epoch([("a", 5), ("b", 90), ("b", 13), ("c", 1)], rules=[("all", 60)])
+    (file,) = query.files()
+    assert file.name.startswith("parked-")
+    assert str(file) in caplog.text
+    with pytest.raises(ProcessorError, match=r"key \('b',\).*value 13"):
+        replay(file, Parking())
+    result = replay(file, MendedParking())
+    assert result.is_same
+    assert "value 13" in result.failures[0]
+    assert list(result.output.itertuples(index=False, name=None)) == [
+        (1, "all", -1),
+        (1, "b", 2 + 60 + 13),
+    ]
+
+
+def test_one_capture_is_kept_of_parked_keys_that_fail_alike(captured: Query) -> None:
+    query = parking(captured)
+    query.epoch([(key, 1_000 + number) for number, key in enumerate("abcdef", 1)])
+    (first,) = query.files()
+    written = first.read_bytes()
+    query.epoch([("g", 2_000)])
+    assert query.files() == [first]
+    assert first.read_bytes() == written
+    query.epoch([("h", 13)])  # another line
+    assert len(query.files()) == 2
+
+    class Changed(Parking):
+        pass
+
+    query.processor = Changed()
+    query.epoch([("i", 3_000)])
+    assert len(query.files()) == 3  # the code was changed and fails again
+
+
+def test_a_timer_for_which_a_key_is_parked_is_captured_with_its_rows(captured: Query) -> None:
+    query = parking(captured)
+    query.processor.bad_timers = ("a",)
+    query.epoch([("a", 1), ("b", 2)])
+    query.epoch([("a", 5), ("b", 1)], now_ms=10 * MINUTE_MS)
+    (file,) = query.files()
+    with pytest.raises(ProcessorError, match=r"handleExpiredTimer, key \('a',\)"):
+        replay(file, query.processor)
+    assert replay(file, Parking()).output["n"].tolist() == [6, 1_000_002]
+
+
+def test_a_released_key_that_fails_again_is_captured_with_its_kept_rows(captured: Query) -> None:
+    query = parking(captured)
+    query.epoch([("a", 1), ("a", 13)])
+    query.epoch([("a", 2)])
+    for file in query.files():
+        file.unlink()
+    query.epoch([("b", 1)], releases=RELEASES_ALL)
+    (file,) = query.files()
+    with pytest.raises(ProcessorError, match=r"handleInputRows, key \('a',\).*value 13"):
+        replay(file, Parking())
+    assert replay(file, MendedParking()).output["n"].tolist() == [14, 16]
+
+
+def test_too_much_of_a_parked_key_is_not_captured(
+    captured: Query, caplog: pytest.LogCaptureFixture
+) -> None:
+    query = parking(captured, limit_bytes=100)
+    query.epoch([("a", number) for number in range(100)])
+    assert query.files() == []
+    assert "raise spark.ckpt.capture.max-size" in caplog.text

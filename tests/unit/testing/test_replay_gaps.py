@@ -10,10 +10,9 @@ import pytest
 from pyspark.sql import Row
 
 from pyspark_ckpt.formats.modes import TimeMode
-from pyspark_ckpt.operator.quarantine.releases import EVERY_KEY, ReleasedKeys
 from pyspark_ckpt.testing import replay
 from state_backends import BACKEND_TYPES
-from tests.unit.testing.captured_query import GROUPS, CapturedQuery, Query, group_of
+from tests.unit.testing.captured_query import GROUPS, RELEASES_ALL, CapturedQuery, Query, group_of
 from tests.unit.testing.everything import Everything
 from tests.unit.testing.programs import program
 
@@ -28,14 +27,6 @@ class Later(Everything):
         for time_ms in list(self.handle.listTimers()):
             self.handle.deleteTimer(time_ms)
             self.handle.registerTimer(time_ms + 1)
-
-
-class _ReleasesAll:
-    def keys(self) -> ReleasedKeys:
-        return EVERY_KEY
-
-    def arm(self) -> None:
-        pass
 
 
 def in_time(captured: Query, backend: str = "heap", **more: Any) -> CapturedQuery:
@@ -129,8 +120,8 @@ def test_a_key_that_was_released_in_a_missing_epoch_is_not_parked(
     guarded = program(tmp_path / "one", GUARDED, "Guarded", monkeypatch)
     query = captured(guarded, backend, time_mode=TimeMode.PROCESSING_TIME, parks=True)
     query.epoch([("a", 60), ("b", 90)], rules=[("all", 50)])
-    query.epoch([("b", 7)], rules=[("all", 70)], releases=_ReleasesAll())  # only a is well now
-    last = query.epoch([("c", 1)], rules=[("all", 100)], releases=_ReleasesAll())
+    query.epoch([("b", 7)], rules=[("all", 70)], releases=RELEASES_ALL)  # only a is well now
+    last = query.epoch([("c", 1)], rules=[("all", 100)], releases=RELEASES_ALL)
     assert keys_of(last) == ["all", "b", "b", "c"]
     query.files()[1].unlink()
     other = program(tmp_path / "other", moved + GUARDED, "Guarded", monkeypatch)
