@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from pyspark_ckpt.errors import CheckpointNotFoundError, PlanError
-from pyspark_ckpt.formats.layout import operator_mark
+from pyspark_ckpt.errors import CheckpointNotFoundError, CorruptFileError, PlanError
+from pyspark_ckpt.formats.layout import CaptureName, operator_mark
 from pyspark_ckpt.operator.capture.capture_file import CapturedEpoch, decode_epoch
+from pyspark_ckpt.operator.capture.newest import newest_captures
 from pyspark_ckpt.operator.capture.orders import CaptureFiles, orders_of
 from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.storage.open import LocalStorage, Storage
@@ -90,7 +91,7 @@ class Capture:
         """Make one file of the captures of all subtasks, for ``pyspark_ckpt.testing.replay``.
 
         Only committed epochs are in it. If an epoch ran several times, as after a crash or a
-        rollback, the newest run of each subtask is in it.
+        rollback, the newest run of it that was captured is in it, and nothing of other runs.
 
         Parameters
         ----------
@@ -142,28 +143,41 @@ class Capture:
         self._files.delete(self._paths(), self._orders)
 
     def _paths(self) -> list[str]:
-        wanted, mark = set(self.epochs), None if self._uid is None else operator_mark(self._uid)
+        wanted = set(self.epochs)
         return [
             path
             for path, name in self._files.captured().items()
-            if name.epoch in wanted and mark in (None, name.operator)
+            if name.epoch in wanted and self._is_of(name)
         ]
 
-    def _newest(self) -> dict[str, CapturedEpoch]:
-        """Return the newest capture of each committed epoch and subtask, by its path."""
-        committed = self._log.committed_epoch()
-        newest: dict[tuple[str, int, int], tuple[str, CapturedEpoch]] = {}
-        for path in self._paths():
-            epoch = self._header(path)
-            if committed is None or epoch.epoch > committed:
-                continue
-            place = epoch.uid, epoch.subtask, epoch.epoch
-            if place not in newest or _age(newest[place][1]) < _age(epoch):
-                newest[place] = path, epoch
-        return dict(newest.values())
+    def _is_of(self, name: CaptureName) -> bool:
+        return self._uid is None or name.operator == operator_mark(self._uid)
 
-    def _header(self, path: str) -> CapturedEpoch:
-        return decode_epoch(_Chunks(self._storage, path), self._storage.url_of(path))
+    def _newest(self) -> dict[str, CapturedEpoch]:
+        """Return the captures of committed epochs that count, by their paths."""
+        committed, wanted = self._log.committed_epoch(), set(self.epochs)
+        if committed is None:
+            return {}
+        # The captures of other operators tell too which run was the newest.
+        names = {
+            path: name
+            for path, name in self._files.captured().items()
+            if name.epoch in wanted and name.epoch <= committed
+        }
+        found = {path: self._read(path, name) for path, name in names.items()}
+        headers = {path: header for path, header in found.items() if header is not None}
+        return {
+            path: headers[path] for path in newest_captures(headers) if self._is_of(names[path])
+        }
+
+    def _read(self, path: str, name: CaptureName) -> CapturedEpoch | None:
+        """Return the header of a capture; ``None`` if it is damaged and of another operator."""
+        try:
+            return decode_epoch(_Chunks(self._storage, path), self._storage.url_of(path))
+        except CorruptFileError:
+            if self._is_of(name):
+                raise
+            return None
 
 
 class _Chunks:
@@ -194,10 +208,6 @@ def _checked(epochs: int | Iterable[int]) -> list[int]:
             "range(3, 6)"
         )
     return sorted(set(numbers))
-
-
-def _age(epoch: CapturedEpoch) -> tuple[int, int, int]:
-    return epoch.timeline, epoch.run_started_ms, epoch.written_at_ms
 
 
 def _order(epoch: CapturedEpoch) -> tuple[int, str, int]:

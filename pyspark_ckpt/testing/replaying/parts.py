@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,6 +16,7 @@ from pyspark_ckpt.operator.capture.capture_file import (
     SectionName,
     decode_parts,
 )
+from pyspark_ckpt.operator.capture.newest import newest_captures
 from pyspark_ckpt.operator.capture.recording import KEY_COLUMN, STEP_COLUMN
 from pyspark_ckpt.operator.rows.sent_rows import SentRows
 from pyspark_ckpt.operator.table.part_keys import StoredKey
@@ -41,17 +42,6 @@ class ReadPart:
         self.epoch: CapturedEpoch = part.epoch
         self._sections = part.sections
         self._name = f"{name}, {part.epoch.what}"
-
-    @property
-    def place(self) -> tuple[str, int, int]:
-        """The operator, the subtask and the epoch."""
-        return self.epoch.uid, self.epoch.subtask, self.epoch.epoch
-
-    @property
-    def age(self) -> tuple[int, int, int]:
-        """Which of two parts of one place is newer: the one with the higher age."""
-        epoch = self.epoch
-        return epoch.timeline, epoch.run_started_ms, epoch.written_at_ms
 
     def touched(self) -> list[StoredKey]:
         """Return the keys that the epoch worked on."""
@@ -124,7 +114,7 @@ class ReadPart:
 def read_parts(file: str | Path, uid: str | None) -> list[ReadPart]:
     """Return the parts of one operator in a capture file, in the order of epochs and subtasks.
 
-    If an epoch of a subtask is there several times, the newest counts.
+    Of an epoch the newest run counts, and of a subtask the newest attempt of that run.
 
     Raises
     ------
@@ -137,29 +127,23 @@ def read_parts(file: str | Path, uid: str | None) -> list[ReadPart]:
         was too large to be captured.
     """
     name = str(file)
-    newest: dict[tuple[str, int, int], ReadPart] = {}
-    for stored in decode_parts(io.BytesIO(_content(name)), name):
-        part = ReadPart(stored, name)
-        known = newest.get(part.place)
-        if known is None or known.age < part.age:
-            newest[part.place] = part
-    parts = list(_of_operator(newest, uid, name))
+    stored = list(decode_parts(io.BytesIO(_content(name)), name))
+    newest = newest_captures({place: part.epoch for place, part in enumerate(stored)})
+    parts = list(_of_operator([ReadPart(stored[place], name) for place in newest], uid, name))
     for part in parts:
         if part.epoch.left_out is not None:
             raise HarnessUseError(f"{name}, {part.epoch.what}: {part.epoch.left_out}")
     return sorted(parts, key=lambda part: (part.epoch.epoch, part.epoch.subtask))
 
 
-def _of_operator(
-    parts: Mapping[tuple[str, int, int], ReadPart], uid: str | None, name: str
-) -> Iterator[ReadPart]:
-    known = sorted({part.epoch.uid for part in parts.values()})
+def _of_operator(parts: Collection[ReadPart], uid: str | None, name: str) -> Iterator[ReadPart]:
+    known = sorted({part.epoch.uid for part in parts})
     if uid is None and len(known) > 1:
         raise HarnessUseError(f"{name} has captures of the operators {known}: give uid")
     wanted = known[0] if uid is None else uid
     if wanted not in known:
         raise HarnessUseError(f"{name} has no capture of operator {uid!r}: it has {known}")
-    return (part for part in parts.values() if part.epoch.uid == wanted)
+    return (part for part in parts if part.epoch.uid == wanted)
 
 
 def _content(path: str) -> bytes:

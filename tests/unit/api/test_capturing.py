@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import pyspark_ckpt as ckpt
@@ -108,3 +109,34 @@ def test_the_newest_run_of_an_epoch_is_saved(
     commit(tmp_path, 0)
     file = ckpt.capture(str(tmp_path), 0).save(tmp_path / "saved.capture")
     assert replay(file, query.processor).captured_output["n"].tolist() == [12]
+
+
+def subtask(root: Path, number: int, uid: str = "op") -> CapturedQuery:
+    """Return one of several subtasks of a query in one location."""
+    made = CapturedQuery(root, "heap", Frames(), mode="pandas", state=f"state-{uid}-{number}")
+    made.handle = msgspec.structs.replace(made.handle, subtask=number, uid=uid)
+    return made
+
+
+@pytest.mark.parametrize("newer", [{"run_started_ms": 5}, {"timeline": 1, "run_started_ms": 0}])
+def test_subtasks_of_a_lost_run_are_not_mixed_with_those_of_the_newest(
+    tmp_path: Path, newer: dict[str, int]
+) -> None:
+    """The epoch ran again with its rows in the first subtask; another operator had none."""
+    subtasks = [subtask(tmp_path, 0), subtask(tmp_path, 1), subtask(tmp_path, 0, "other")]
+    for each in subtasks:
+        each.epoch([("a", 1)])
+    again = subtasks[0]
+    again.number, again.run = 0, "again"
+    for name, value in newer.items():
+        setattr(again, name, value)
+    again.epoch([("b", 2)])
+    commit(tmp_path, 0)
+    file = ckpt.capture(str(tmp_path), 0).save(tmp_path / "saved.capture")
+    assert replay(file, Frames()).captured_output["k"].tolist() == ["b"]
+    assert ckpt.capture(str(tmp_path), 0, uid="other").captured() == []
+    joined = tmp_path / "joined.capture"
+    joined.write_bytes(b"".join(each.read_bytes() for each in again.files()))
+    assert replay(joined, Frames(), uid="op").captured_output["k"].tolist() == ["b"]
+    for each in subtasks:
+        each.close()

@@ -78,6 +78,7 @@ class CapturedQuery:
         parks: bool = False,
         fails_only: bool = False,
         limit_bytes: int = 1 << 30,
+        state: str = "state",
     ) -> None:
         self.storage = LocalStorage(root / CHECKPOINTS_DIRECTORY)
         self.number = 0
@@ -100,7 +101,7 @@ class CapturedQuery:
             on_error=OnError.QUARANTINE if parks else OnError.FAIL,
         )
         self.handle = self.descriptor.first_handle("query", 0, 0)
-        self.backend = open_backend(backend, root / "state", create=True)
+        self.backend = open_backend(backend, root / state, create=True)
         self.backend.load((), "empty")
 
     def sent(self, rows: Sequence[tuple[Any, ...]]) -> pa.RecordBatch | None:
