@@ -16,11 +16,11 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from pyspark_ckpt.errors import HarnessUseError
 from pyspark_ckpt.migration import Migration
-from pyspark_ckpt.operator.descriptor import OperatorDescriptor
+from pyspark_ckpt.operator.descriptor import MigrationDescriptor, OnError, OperatorDescriptor
 from pyspark_ckpt.operator.modes.batches import BatchInput, BatchProcessor
 from pyspark_ckpt.operator.modes.pandas import PandasInput
 from pyspark_ckpt.operator.modes.rows import RowsInput
-from pyspark_ckpt.operator.plan.operator import OperatorArguments
+from pyspark_ckpt.operator.plan.operator import OperatorArguments, check_parks_keys
 from pyspark_ckpt.operator.rows.key_groups import check_max_parallelism
 from pyspark_ckpt.settings import read_settings
 from pyspark_ckpt.testing.given_input import EventTime
@@ -79,7 +79,8 @@ class ProcessorHarness(HarnessFaults):
         Number of key columns. With one, as in ``TwsTester``, every value is a whole key. With
         more, a key is a tuple of that many values.
     migrations : Mapping of str to Migration, optional
-        As for ``transformWithState``.
+        As for ``transformWithState``. They run once per stored entry: in the first epoch, or
+        before a state is looked at.
     outputStructType : StructType or str, optional
         The schema that output is checked against. Output is returned as yielded in any case.
     conf : Mapping of str to str, optional
@@ -142,6 +143,11 @@ class ProcessorHarness(HarnessFaults):
             on_error=onError,
         )
         refuse_arrow(processor, uid)
+        mode: Mode = RowsInput if initialStatePandas is None else PandasInput
+        if isinstance(processor, BatchProcessor):
+            mode = BatchInput
+        if arguments.on_error is OnError.QUARANTINE:
+            check_parks_keys(mode, f"operator {uid!r}")
         chosen = check_max_parallelism(maxParallelism, 1)
         settings = read_settings(conf or {}, {"spark.ckpt.state.backend.type": backend})
         root = Path(tempfile.mkdtemp(prefix="pyspark-ckpt-harness-"))
@@ -153,14 +159,15 @@ class ProcessorHarness(HarnessFaults):
             key_schema=T.StructType().json(),
             time_mode=arguments.time_mode,
             on_error=arguments.on_error,
+            migrations={
+                name: MigrationDescriptor.of(migration)
+                for name, migration in arguments.migrations.items()
+            },
         )
         subtask = HarnessSubtask(processor, descriptor, root, settings, arguments.migrations)
         subtask.fails_on_lost_attributes = failOnLostAttributes
         clock = HarnessClock(arguments.time_mode, eventTimeExtractor, subtask.where)
         super().__init__(subtask, GivenKeys(chosen, keyColumns), clock)
-        mode: Mode = RowsInput if initialStatePandas is None else PandasInput
-        if isinstance(processor, BatchProcessor):
-            mode = BatchInput
         self._epochs = HarnessEpochs(subtask, self._keys, clock, mode, schema, eventTimeExtractor)
         clock.ages = subtask.first_init(clock.now())
         self._epochs.over_initial_state(initialStateRow or initialStatePandas or ())

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
 import pandas as pd
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
@@ -28,6 +29,7 @@ from pyspark_ckpt.operator.rows.sides import EpochInput
 from pyspark_ckpt.operator.run import lost_attributes
 from pyspark_ckpt.operator.run.barrier import end_epoch
 from pyspark_ckpt.operator.run.function import WRITES_SHARE, OperatorFunction
+from pyspark_ckpt.operator.schema.verdict import Outcome
 from pyspark_ckpt.operator.state.handle import ProcessorHandle
 from pyspark_ckpt.operator.table.stored_keys import encode_key_group
 from pyspark_ckpt.operator.table.table import StateTable
@@ -35,6 +37,7 @@ from pyspark_ckpt.operator.table.undo import UndoableWrites
 from pyspark_ckpt.operator.table.writes import EpochWrites
 from pyspark_ckpt.operator.time import EpochClock
 from pyspark_ckpt.operator.user_frames import shortened, shown, user_frames
+from pyspark_ckpt.restore.states import check_states
 from pyspark_ckpt.settings import Settings
 from pyspark_ckpt.storage.open import LocalStorage
 from pyspark_ckpt.testing.crash_step import CrashStep, PlannedCrash
@@ -112,6 +115,7 @@ class HarnessSubtask:
         self._migrations = migrations
         self._schemas = ParsedSchemas()
         self._key: GivenKey | None = None
+        self._migrates = False
 
     def process(
         self,
@@ -161,7 +165,7 @@ class HarnessSubtask:
             self.crash.reach(CrashStep.BEFORE_SEGMENT)
             handle = self._ended(attempt, processing.states)
             self.crash.reach(CrashStep.AFTER_SEGMENT)
-            self.handle = handle
+            self._commit(handle)
 
     def edit(
         self,
@@ -179,7 +183,7 @@ class HarnessSubtask:
                     work(processor, states, key, item)
                 attempt.table.current.leave()
                 self._key = None
-            self.handle = self._ended(attempt, states)
+            self._commit(self._ended(attempt, states))
 
     def look(
         self,
@@ -187,7 +191,13 @@ class HarnessSubtask:
         work: Callable[[NotedStates], Result],
         key: GivenKey | None = None,
     ) -> Result:
-        """Return the result of `work` on the states; its changes to them are discarded."""
+        """Return the result of `work` on the states; its changes to them are discarded.
+
+        If a migration waits for the next epoch, it has an epoch of its own first: it would be
+        discarded, and its functions would run again.
+        """
+        if self._migrates:
+            self.edit(clock, (), lambda *_: None)
         with self._attempt(clock) as attempt:
             states = self._states(attempt)
             with self._initialized(states):
@@ -195,17 +205,18 @@ class HarnessSubtask:
                     _enter(attempt.table, key)
                 return work(states)
 
-    def check(self, clock: EpochClock) -> None:
-        """Run ``init`` on the states as they are, as a query does before it starts.
+    def check(self) -> None:
+        """Check the states that are stored, as a query does before it starts.
 
         Raises
         ------
         IncompatibleStateError
             If ``init`` asks for states that the stored states cannot become.
-        ProcessorError
-            If ``init`` raises.
+        PlanError
+            If a migration does not fit what ``init`` asks for.
         """
-        self.look(clock, lambda _: None)
+        report = check_states(self._descriptor, [self.handle])
+        self._migrates = any(row.verdict is Outcome.MIGRATED for row in report.verdicts)
 
     def first_init(self, clock: EpochClock) -> bool:
         """Run ``init`` once on the given processor, as ``TwsTester`` does; later epochs use copies.
@@ -218,7 +229,8 @@ class HarnessSubtask:
         Raises
         ------
         PlanError
-            If the processor cannot be sent to executors.
+            If the processor cannot be sent to executors, or a migration does not fit what ``init``
+            asks for.
         ProcessorError
             If ``init`` raises.
         """
@@ -228,7 +240,10 @@ class HarnessSubtask:
             # a copy by serialization, because that replaces what local classes enclose.
             with self._initialized(states, copy.copy(self.processor)):
                 ages = any(not aging.is_in_event_time for aging in states.aging.values())
+                declared = states.descriptors
         copy_as_sent(self.processor, self.handle.uid)  # refuses what cannot be sent
+        self._descriptor = msgspec.structs.replace(self._descriptor, states=declared)
+        self.check()
         return ages
 
     def lose_local_copy(self) -> None:
@@ -324,6 +339,10 @@ class HarnessSubtask:
     def _crashing(self, parts: Iterable[list[pd.DataFrame]]) -> Iterator[list[pd.DataFrame]]:
         yield from parts
         self.crash.reach(CrashStep.AFTER_ROWS)
+
+    def _commit(self, handle: Handle) -> None:
+        self.handle = handle
+        self._migrates = False
 
     def _ended(self, attempt: _Attempt, states: ProcessorHandle) -> Handle:
         threshold_bytes = self._settings.inline_threshold_bytes

@@ -96,7 +96,7 @@ def put_back(
         clock.set_back(snapshot.processing_time_ms, snapshot.watermark_ms)
         subtask.handle = snapshot.handle
         try:
-            subtask.check(clock.now())
+            subtask.check()
         except BaseException:
             subtask.handle = ours
             raise

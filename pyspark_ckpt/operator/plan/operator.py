@@ -165,6 +165,22 @@ _COERCION = "spark.sql.execution.pythonUDF.pandas.intToDecimalCoercionEnabled"
 MakeInputMode = type[RowsInput] | type[PandasInput] | type[BatchInput] | type[ArrowInput]
 
 
+def check_parks_keys(make_mode: MakeInputMode, where: str) -> None:
+    """Check that keys can be parked where rows are received in a way.
+
+    Raises
+    ------
+    PlanError
+        If the processor gets all keys in one call.
+    """
+    if make_mode in (BatchInput, ArrowInput):
+        raise PlanError(
+            f"{where}: onError='quarantine' parks single keys, and {make_mode.method} gets all "
+            "keys in one call: use transformWithState or transformWithStateInPandas, or "
+            "onError='fail'"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class KeyedInput:
     """A DataFrame partitioned by key."""
@@ -259,12 +275,7 @@ class OperatorPlan:
             self._check_quarantine(where)
 
     def _check_quarantine(self, where: str) -> None:
-        if self.make_mode in (BatchInput, ArrowInput):
-            raise PlanError(
-                f"{where}: onError='quarantine' parks single keys, and "
-                f"{self.make_mode.method} gets all keys in one call: use transformWithState or "
-                "transformWithStateInPandas, or onError='fail'"
-            )
+        check_parks_keys(self.make_mode, where)
         if not self.keyed.df.isStreaming:
             raise PlanError(
                 f"{where}: onError='quarantine' needs a stream, because a batch DataFrame has no "

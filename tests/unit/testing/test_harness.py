@@ -399,6 +399,26 @@ def test_arguments_are_checked(arguments: dict[str, Any], message: str) -> None:
         ProcessorHarness(Count(), **arguments)
 
 
+@pytest.mark.parametrize(
+    ("migrations", "message"),
+    [
+        ({"total": ckpt.Migration(renamed_from="sum")}, "is for none that init asks for"),
+        ({"count": ckpt.Migration(key=tuple)}, "has key=, but a value state has none"),
+        ({"count": ckpt.Migration(renamed_from="count")}, "renames from 'count', which init asks"),
+    ],
+)
+def test_migrations_are_checked_as_a_query_checks_them(
+    migrations: dict[str, ckpt.Migration], message: str
+) -> None:
+    with pytest.raises(ckpt.PlanError, match=message):
+        ProcessorHarness(Count(), migrations=migrations)
+
+
+def test_a_batch_processor_has_no_quarantine_as_in_a_query() -> None:
+    with pytest.raises(ckpt.PlanError, match="parks single keys, and handleInputBatch gets all"):
+        ProcessorHarness(BatchCount(), onError="quarantine")
+
+
 def test_a_processor_and_a_backend_must_be_one() -> None:
     with pytest.raises(ckpt.PlanError, match="int is no StatefulProcessor"):
         ProcessorHarness(1)  # type: ignore[arg-type]

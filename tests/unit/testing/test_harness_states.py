@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import Row
 
 import pyspark_ckpt as ckpt
-from pyspark_ckpt.testing import ProcessorHarness
+from pyspark_ckpt.testing import CrashStep, ProcessorHarness
 from state_backends import BACKEND_TYPES
 from tests.unit.testing.processors import (
     Aging,
@@ -170,7 +170,7 @@ class TestSnapshots:
     def test_a_schema_that_cannot(self) -> None:
         harness = ProcessorHarness(Count())
         harness.test("ada", [Row(n=1)])
-        with pytest.raises(ckpt.IncompatibleStateError, match="state 'count' is stored as value"):
+        with pytest.raises(ckpt.IncompatibleStateError, match="stored of 'count' does not fit"):
             ProcessorHarness.restored(_Text(), harness.snapshot())
         changed = ProcessorHarness(_Text())
         with pytest.raises(ckpt.IncompatibleStateError):
@@ -189,6 +189,48 @@ class TestSnapshots:
         migrated.loseLocalCopy()
         assert migrated.peek("count", "bob") == ("2",)
 
+    @pytest.mark.parametrize("looks_first", [False, True])
+    def test_a_migration_runs_once_per_entry(self, looks_first: bool) -> None:
+        harness = ProcessorHarness(Count())
+        harness.testMany({"ada": [Row(n=1)], "bob": [Row(n=2)]})
+        migrated_from: list[int] = []
+
+        def text(row: Row) -> tuple[str]:
+            migrated_from.append(row.n)
+            return (str(row.n),)
+
+        migrated = ProcessorHarness.restored(
+            _Text(), harness.snapshot(), migrations={"count": ckpt.Migration(value=text)}
+        )
+        assert migrated_from == []  # as at the start of a query
+        if looks_first:
+            assert migrated.peek("count", "ada") == ("1",)
+            assert migrated.peek("count", "bob") == ("2",)
+        migrated.testMany({})
+        migrated.testMany({})
+        assert migrated.peek("count", "bob") == ("2",)
+        assert sorted(migrated_from) == [1, 2]
+
+    def test_a_migration_of_an_epoch_that_crashed_runs_again(self) -> None:
+        harness = ProcessorHarness(Count())
+        harness.test("ada", [Row(n=1)])
+        text = ckpt.Migration(value=lambda row: (str(row.n),))
+        migrated = ProcessorHarness.restored(
+            _Text(), harness.snapshot(), migrations={"count": text}
+        )
+        migrated.crashAt(CrashStep.AFTER_SEGMENT)
+        with pytest.raises(ckpt.CrashedError):
+            migrated.testMany({})
+        migrated.testMany({})
+        assert migrated.peek("count", "ada") == ("1",)
+
+    def test_a_state_to_rename_that_is_not_stored_is_refused(self) -> None:
+        harness = ProcessorHarness(Count())
+        harness.test("ada", [Row(n=1)])
+        migrations = {"text": ckpt.Migration(renamed_from="total")}
+        with pytest.raises(ckpt.IncompatibleStateError, match="no state 'total' is stored"):
+            ProcessorHarness.restored(_Renamed(), harness.snapshot(), migrations=migrations)
+
 
 def test_raw_state_can_be_looked_at() -> None:
     harness = ProcessorHarness(Everything())
@@ -201,6 +243,11 @@ def test_raw_state_can_be_looked_at() -> None:
 class _Wider(Count):
     def init(self, handle: Any) -> None:
         self.count = handle.getValueState("count", "n long, since date")
+
+
+class _Renamed(Count):
+    def init(self, handle: Any) -> None:
+        self.count = handle.getValueState("text", "n bigint")
 
 
 class _Text(Count):
