@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from typing import Any
 
 import msgspec
 import pandas as pd
 
-from pyspark_ckpt.errors import CkptError
+from pyspark_ckpt.errors import CkptError, UnsafePathError
 from pyspark_ckpt.formats.handle import EpochMetrics, Handle
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.formats.modes import EntryKind
@@ -18,10 +18,13 @@ from pyspark_ckpt.history.log import HistoryEntry, HistoryLog, checkpoint_entrie
 from pyspark_ckpt.history.places import find_checkpoints_directory
 from pyspark_ckpt.history.run_log import RecordedRuns
 from pyspark_ckpt.history.times import milliseconds_in_range, number_in_range
+from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.operator.schema.report import LIBRARY_PREFIX
 from pyspark_ckpt.storage.open import Storage
 from pyspark_ckpt.stores.base import CompletedCheckpointStore
 from pyspark_ckpt.stores.open import find_store
+
+logger = library_logger(__name__)
 
 HISTORY_COLUMNS = (
     "kind", "status", "checkpoint_id", "epoch", "triggered_at", "duration_ms", "size_bytes",
@@ -58,8 +61,8 @@ def history(path: str) -> History:
         and of restarts in place (kind ``restart``) parallelism_before, parallelism and pause_ms.
         parked_keys and parked_rows are of checkpoints of the last hour, once the run has recorded
         them (within half a minute), if a key was ever parked. :func:`subtask_history` has each
-        subtask's part. Checkpoints that retention has removed are left out. Savepoints and failures
-        are included, up to a thousand.
+        subtask's part. Checkpoints that retention has removed are left out, and with a warning in
+        the log those that may not be read. Savepoints and failures are included, up to a thousand.
 
     Raises
     ------
@@ -82,7 +85,7 @@ def history(path: str) -> History:
     """
     storage = find_checkpoints_directory(path)
     with closing(find_store(storage)) as store:
-        entries = [*entries_of(store), *HistoryLog(storage).entries()]
+        entries = [*entries_of(store), *_log_entries(storage)]
         parks = _parks(store)
     frame = as_frame(sorted(entries, key=HistoryEntry.order))
     parked = _parked(storage) if parks else {}
@@ -95,7 +98,7 @@ def history(path: str) -> History:
 
 def _parks(store: CompletedCheckpointStore) -> bool:
     """Return whether an operator has ever parked a key, by the newest checkpoint."""
-    for number in reversed(store.ids()):
+    for number in reversed(_ids(store)):
         metadata = _read(store, number)
         if isinstance(metadata, CheckpointMetadata):
             return any(
@@ -120,7 +123,7 @@ def _parked(storage: Storage) -> dict[int, tuple[int, int]]:
 
 def entries_of(store: CompletedCheckpointStore) -> list[HistoryEntry]:
     """Return an entry for each checkpoint of a store, also if it is damaged."""
-    return list(checkpoint_entries((n, store.path(n), _read(store, n)) for n in store.ids()))
+    return list(checkpoint_entries((n, store.path(n), each) for n, each in _found(store)))
 
 
 def as_frame(entries: list[HistoryEntry], columns: Sequence[str] = HISTORY_COLUMNS) -> pd.DataFrame:
@@ -136,11 +139,59 @@ def as_frame(entries: list[HistoryEntry], columns: Sequence[str] = HISTORY_COLUM
     return frame.astype(types)[list(columns)]
 
 
-def _read(store: CompletedCheckpointStore, number: int) -> CheckpointMetadata | CkptError:
+_OF_ONE_FILE = (IsADirectoryError, NotADirectoryError, PermissionError)
+"""Errors of a file that may not be read, or is none; not those of a storage out of reach."""
+
+
+def _found(
+    store: CompletedCheckpointStore,
+) -> Iterator[tuple[int, CheckpointMetadata | CkptError]]:
+    """Yield what can be read of each checkpoint; warn once of those that cannot be read."""
+    left_out: dict[int, OSError] = {}
+    for number in _ids(store):
+        found = _read(store, number)
+        if isinstance(found, CheckpointMetadata | CkptError):
+            yield number, found
+        else:
+            left_out[number] = found
+    if left_out:
+        number, error = next(iter(left_out.items()))
+        logger.warning(
+            "%d checkpoints cannot be read and are left out of the history, such as %s: %s",
+            len(left_out),
+            store.path(number),
+            error,
+        )
+
+
+def _ids(store: CompletedCheckpointStore) -> list[int]:
+    """Return the ids of the checkpoints, with those of which nothing may be read."""
+    try:
+        return store.ids()
+    except (UnsafePathError, *_OF_ONE_FILE):
+        return [number for number in store.used_ids() if _may_be_complete(store, number)]
+
+
+def _may_be_complete(store: CompletedCheckpointStore, number: int) -> bool:
+    try:
+        return store.is_complete(number)
+    except (UnsafePathError, *_OF_ONE_FILE):
+        return True
+
+
+def _read(store: CompletedCheckpointStore, number: int) -> CheckpointMetadata | CkptError | OSError:
     try:
         return store.read(number)
-    except CkptError as exc:
+    except (CkptError, *_OF_ONE_FILE) as exc:
         return exc
+
+
+def _log_entries(storage: Storage) -> list[HistoryEntry]:
+    try:
+        return HistoryLog(storage).entries()
+    except _OF_ONE_FILE as exc:
+        logger.warning("%s: the history log cannot be read and is left out: %s", storage.url, exc)
+        return []
 
 
 _OF_EPOCH = ("keys", "writes", "open_ms", "process_ms", "barrier_ms", "rebuilds")
@@ -189,17 +240,13 @@ def subtask_history(path: str) -> pd.DataFrame:
     rows: list[dict[str, Any]] = []
     before: dict[tuple[str, int], Handle] = {}
     with closing(find_store(find_checkpoints_directory(path))) as store:
-        for metadata in _readable(store):
+        for _, metadata in _found(store):
+            if not isinstance(metadata, CheckpointMetadata):
+                continue  # history() shows the damaged checkpoint
             handles = {(handle.uid, handle.subtask): handle for handle in metadata.handles()}
             rows += [_row(metadata, handle, before.get(key)) for key, handle in handles.items()]
             before = handles
     return pd.DataFrame(rows, columns=list(SUBTASK_COLUMNS))
-
-
-def _readable(store: CompletedCheckpointStore) -> Iterator[CheckpointMetadata]:
-    for number in store.ids():
-        with suppress(CkptError):  # history() shows the damaged checkpoint
-            yield store.read(number)
 
 
 def _row(metadata: CheckpointMetadata, handle: Handle, before: Handle | None) -> dict[str, Any]:

@@ -5,11 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from pyspark_ckpt.formats.handle import EpochMetrics, Handle, Segment
+from pyspark_ckpt.formats.layout import HISTORY
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
+from pyspark_ckpt.history import places
 from pyspark_ckpt.history.frames import history, subtask_history
-from pyspark_ckpt.storage.open import Storage
+from pyspark_ckpt.history.log import HistoryLog
+from pyspark_ckpt.storage.open import LocalStorage, Storage
 from pyspark_ckpt.stores.directory import CompletedCheckpoints
 
 
@@ -71,3 +75,66 @@ def test_a_corrupt_checkpoint_is_left_out(storage: Storage, snapshot: Checkpoint
     shown = subtask_history(str(storage.url))
     assert sorted(set(shown.checkpoint_id)) == [1, 3]
     assert (shown[shown.checkpoint_id == 3].new_bytes == 0).all()
+
+
+class _Forbidden(LocalStorage):
+    """A directory in which one checkpoint may not be looked at; the tests' user may see all."""
+
+    def exists(self, relative: str) -> bool:
+        self._check(relative)
+        return super().exists(relative)
+
+    def size_bytes(self, relative: str) -> int | None:
+        self._check(relative)
+        return super().size_bytes(relative)
+
+    def _check(self, relative: str) -> None:
+        if relative.startswith("chk-2/"):
+            raise PermissionError(13, "Permission denied", relative)
+
+
+def test_a_checkpoint_that_may_not_be_read_is_left_out(
+    storage: Storage,
+    snapshot: CheckpointMetadata,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = CompletedCheckpoints(storage)
+    for number in (1, 2, 3):
+        store.reserve(number)
+        store.add(number, msgspec.structs.replace(snapshot, checkpoint_id=number))
+    monkeypatch.setattr(places, "open_storage", lambda path: _Forbidden(Path(path)))
+    assert history(str(storage.url)).checkpoint_id.tolist() == [1, 3]
+    (warning,) = [each for each in caplog.records if "left out" in each.message]
+    assert "chk-2" in warning.getMessage()
+    assert sorted(set(subtask_history(str(storage.url)).checkpoint_id)) == [1, 3]
+
+
+@pytest.mark.parametrize("name", ["_metadata", "_author"])
+def test_a_checkpoint_with_a_link_out_of_the_directory_hides_no_other_one(
+    storage: Storage, snapshot: CheckpointMetadata, name: str
+) -> None:
+    store = CompletedCheckpoints(storage)
+    for number in (1, 2, 3):
+        store.reserve(number)
+        store.add(number, msgspec.structs.replace(snapshot, checkpoint_id=number))
+    file = Path(str(storage.url)) / "chk-2" / name
+    file.unlink()
+    file.symlink_to(file)
+    shown = history(str(storage.url))
+    assert shown.checkpoint_id.tolist() == [1, 2, 3]
+    assert {1, 3} <= set(subtask_history(str(storage.url)).checkpoint_id)
+
+
+def test_an_entry_of_the_history_log_that_is_a_directory_is_left_out(
+    storage: Storage, snapshot: CheckpointMetadata, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = CompletedCheckpoints(storage)
+    store.reserve(1)
+    store.add(1, msgspec.structs.replace(snapshot, checkpoint_id=1))
+    HistoryLog(storage).note_begun("nowhere", 1, "run")
+    entry = next((Path(str(storage.url)) / HISTORY).glob("*.json"))
+    entry.unlink()
+    entry.mkdir()
+    assert history(str(storage.url)).checkpoint_id.tolist() == [1]
+    assert "is left out" in caplog.text
