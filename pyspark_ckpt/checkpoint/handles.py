@@ -11,7 +11,7 @@ from pyspark_ckpt.errors import CheckpointAbortedError, CkptError
 from pyspark_ckpt.formats.handle import Handle, decode_handle
 from pyspark_ckpt.formats.initial_handles import not_woken, subtasks_not_woken
 from pyspark_ckpt.spark.log import SparkLog
-from pyspark_ckpt.spark.state_files import STATE
+from pyspark_ckpt.spark.state_files import STATE, missing_partitions
 from pyspark_ckpt.spark.state_reader import (
     FEW_PARTITIONS,
     STORES_WITH_CHANGES,
@@ -53,11 +53,10 @@ def read_handles(
 
 def _check_names(location: Storage, epoch: int, operator_id: int, parallelism: int) -> None:
     """Check that each subtask has a directory: Spark names a gap badly, and an end not at all."""
-    directory = f"{STATE}/{operator_id}"
-    missing = {*map(str, range(parallelism))} - {*location.list(directory)}
+    missing = missing_partitions(location, operator_id, parallelism)
     if missing:
-        what = f"lacks the partitions {', '.join(sorted(missing, key=int))} of Spark's state"
-        raise partitions_missing(location.url_of(directory), epoch, what)
+        what = f"lacks the partitions {', '.join(map(str, missing))} of Spark's state"
+        raise partitions_missing(location.url_of(f"{STATE}/{operator_id}"), epoch, what)
 
 
 def all_handles(spark: SparkSession, query: QueryFiles, epoch: int) -> list[Handle]:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 from pyspark_ckpt.errors import CkptError, CorruptFileError
 from pyspark_ckpt.spark.jobs import JOB_ERRORS, error_text
+from pyspark_ckpt.spark.state_files import missing_partitions
 from pyspark_ckpt.storage.base import Storage
 
 _ADVICE = (
@@ -34,9 +35,6 @@ _HARMFUL = re.compile(r"clear|delete|new checkpoint|report", re.IGNORECASE)
 def check_partitions(storage: Storage, where: str, operator_id: int, partitions: int) -> None:
     """Check that an operator has the directory of each partition of its state.
 
-    Spark's reader takes the directories that are there for all there were: without the last one it
-    reads fewer keys and says nothing.
-
     Parameters
     ----------
     storage
@@ -53,8 +51,7 @@ def check_partitions(storage: Storage, where: str, operator_id: int, partitions:
     CorruptFileError
         If one is missing.
     """
-    there = set(storage.list(f"state/{operator_id}"))
-    missing = [number for number in range(partitions) if str(number) not in there]
+    missing = missing_partitions(storage, operator_id, partitions)
     if missing:
         raise CorruptFileError(
             f"{where}: the state of partition {', '.join(map(str, missing))} of {partitions} is "

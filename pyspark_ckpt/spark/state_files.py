@@ -48,6 +48,15 @@ def version_of(name: str) -> tuple[int, str] | None:
     return int(match[1]), match[3]
 
 
+def missing_partitions(location: Storage, operator_id: int, partitions: int) -> list[int]:
+    """Return the partitions of an operator without the directory that the first epoch gives each.
+
+    Spark's reader of state takes the directories that are there for all there were.
+    """
+    there = {*location.list(f"{STATE}/{operator_id}")}
+    return [partition for partition in range(partitions) if str(partition) not in there]
+
+
 def partitions_without(
     location: Storage, operator_id: int, version: int, partitions: int
 ) -> list[int]:
