@@ -52,6 +52,7 @@ def test_contenders_are_chosen_by_words_in_their_names() -> None:
     assert [one.name for one in chosen.cases[0].contenders] == [
         "pyspark_ckpt rows, rocksdb",
         "pyspark_ckpt rows, rocksdb, not durable",
+        "pyspark_ckpt rows, rocksdb, combined before",
         "groupBy.agg in the JVM",
     ]
     with pytest.raises(ValueError, match=r"no contender \['typo'\]; it has .*applyInPandas"):
