@@ -309,8 +309,8 @@ MUTATIONS = (
     Mutation(
         "the number of partitions that Spark found",
         "pyspark_ckpt/spark/state_reader.py",
-        "if self.wanted is not None and found != self.wanted:",
-        "if self.wanted is not None and found > self.wanted:",
+        "if partitions is not None and found != partitions:",
+        "if partitions is not None and found > partitions:",
         "tests/query/checkpoints/test_missing_partitions.py",
     ),
     Mutation(

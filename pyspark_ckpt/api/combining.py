@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from copy import copy
 from typing import TypeVar
 
 import pyarrow as pa
@@ -74,11 +75,11 @@ class CombiningStream:
         """
         _check_aggregates(aggregates, COMBINE_ROWS)
         combined = Aggregates(aggregates, self._keyed.columns.schema, COMBINE_ROWS)
-        return self._over(rows_combined(self._keyed, combined, in_any_order=anyOrder))
-
-    def _over(self: Stream, keyed: KeyedInput) -> Stream:
-        """Return a stream like this one over other rows."""
-        return type(self)(keyed)
+        stream = copy(self)
+        stream._keyed = rows_combined(  # noqa: SLF001  # of this class
+            self._keyed, combined, in_any_order=anyOrder
+        )
+        return stream
 
     def combine(
         self,

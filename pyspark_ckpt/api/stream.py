@@ -448,9 +448,6 @@ class KeyedStream(CombiningStream):
         )
         return plan.build()
 
-    def _over(self, keyed: KeyedInput) -> KeyedStream:
-        return KeyedStream(keyed, self._broadcast)
-
     def _initial(self, initial_state: GroupedData, uid: str) -> KeyedInput:
         """Return the rows of the initial state, keyed as the stream is."""
         if not is_grouped(initial_state):

@@ -118,20 +118,19 @@ def rows_combined(keyed: KeyedInput, aggregates: Aggregates, *, in_any_order: bo
     PlanError
         If the rows cannot be combined, or a result may depend on their order and must not.
     """
-    where = COMBINE_ROWS
     other = _not_grouped(keyed, aggregates)
     if other:
         raise PlanError(
-            f"{where}: the columns {other} have types that cannot be combined before the shuffle: "
-            "leave combineRows out, or cast them"
+            f"{COMBINE_ROWS}: the columns {other} have types that cannot be combined before the "
+            "shuffle: leave combineRows out, or cast them"
         )
     if aggregates.needs_order and not in_any_order:
         raise PlanError(
-            f"{where}: sums of fractions, First, Last and CollectList may depend on the order in "
-            "which rows are combined: give anyOrder=True if any result will do"
+            f"{COMBINE_ROWS}: sums of fractions, First, Last and CollectList may depend on the "
+            "order in which rows are combined: give anyOrder=True if any result will do"
         )
     keys = keyed.columns.key_schema
-    _check_names([*keys.names, *aggregates.schema.names], where)
+    _check_names([*keys.names, *aggregates.schema.names], COMBINE_ROWS)
     df = _combined(_read_columns(keyed, aggregates), keys, aggregates)
     columns = InputColumns(df.schema, keys.names, keyed.columns.time_zone)
     return KeyedInput(df, columns, keyed.parallelism, keyed.max_parallelism)

@@ -262,7 +262,7 @@ def _snapshots(places: Places, place: QueryPlace) -> dict[str, tuple[str, str]]:
             name = checkpoint_name(number)
             found[f"c-{number}"] = f"{name} of this query", place.checkpoints.url_of(name)
     for other in [each for each in places.queries if each.key != place.key][:_QUERIES_TO_CHOOSE]:
-        # One that cannot be read is none to choose, and its own page says why.
+        # A query that cannot be read cannot be chosen. Its own page says why.
         with (
             suppress(OSError, CkptError),
             retained_checkpoints(other.checkpoints) as retained,

@@ -140,7 +140,7 @@ def as_frame(entries: list[HistoryEntry], columns: Sequence[str] = HISTORY_COLUM
 
 
 _OF_ONE_FILE = (IsADirectoryError, NotADirectoryError, PermissionError)
-"""Errors of a file that may not be read, or is none; not those of a storage out of reach."""
+"""Errors of one file that may not be read, or of a directory there; not of an absent storage."""
 
 
 def _found(

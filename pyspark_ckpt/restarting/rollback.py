@@ -320,6 +320,12 @@ def _checkpoints(location: Storage, root: Storage | None, query_id: str) -> Stor
 def _check_silent(location: Storage, checkpoints: Storage) -> None:
     """Refuse a query that another application runs, as far as its records say."""
     runs = RecordedRuns(checkpoints)
+    if runs.problem is not None:
+        raise RestoreError(
+            f"{location.url}: nobody knows whether its query runs, because the records of its runs "
+            f"cannot be listed ({runs.problem}). Try again, or give force=True (--force) if you "
+            "know that it is stopped"
+        )
     notes = runs.notes(1)
     run = last_run(runs.starts_and_ends(), notes[-1] if notes else None, now_ms())
     if run.state is not RunState.RUNNING:

@@ -12,10 +12,13 @@ from pyspark_ckpt.formats.handle import Handle, StateDescriptor
 from pyspark_ckpt.formats.initial_handles import not_woken, subtasks_not_woken
 from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.migration import Migration
-from pyspark_ckpt.operator.descriptor import MigrationDescriptor, OperatorDescriptor
+from pyspark_ckpt.operator.descriptor import (
+    MigrationDescriptor,
+    OperatorDescriptor,
+)
 from pyspark_ckpt.operator.schema.report import EvolutionReport, OperatorSchema, compare_operator
 from pyspark_ckpt.operator.schema.verdict import Outcome, StateSchema
-from pyspark_ckpt.operator.table.catalog import schema_text, struct_type
+from pyspark_ckpt.operator.table.catalog import fixed_parts, struct_type
 from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.spark.operators import StatefulOperators
 from pyspark_ckpt.spark.state_files import OUR_NAME, operator_name
@@ -179,11 +182,7 @@ def _check_handles(root: str, operator: OperatorDescriptor, handles: list[Handle
             "query at a new checkpointLocation"
         )
     for handle in handles:
-        for what, stored, wanted in (
-            ("timeMode", handle.time_mode, operator.time_mode),
-            ("maxParallelism", handle.max_parallelism, operator.max_parallelism),
-            ("key schema", schema_text(handle.key_schema), schema_text(operator.key_schema)),
-        ):
+        for what, stored, wanted in fixed_parts(handle, operator):
             if stored != wanted:
                 raise IncompatibleStateError(
                     f"operator {operator.uid!r}: the state at {root} was stored with {what} "

@@ -11,9 +11,8 @@ JVM, have a mark, and a Log4j filter drops lines with the mark.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from py4j.protocol import Py4JError, Py4JJavaError
@@ -176,39 +175,25 @@ def encoded_handles(
         If Spark cannot read its state.
     """
     options = {"batchId": str(epoch), "operatorId": str(operator_id)}
-    place = _Partitions(checkpoint_location, operator_id, epoch, partitions)
-    with quiet_reading(spark):
-        if not is_connect(spark):
-            with _active(spark):
-                table = _table(spark, {**options, "path": checkpoint_location})
-                handles = _read_few(spark, table, place)
-            if handles is not None:
-                return handles
-        rows = spark.read.format(_FORMAT).options(**options).load(checkpoint_location)
-        found = rows.select("value.groupState.handle")
-        if not is_connect(spark):
-            execution: Any = found._jdf.queryExecution()  # the one that collect() runs
-            place.check(execution.executedPlan().execute().getNumPartitions())
-        return [bytes(row[0]) for row in found.collect()]
 
-
-@dataclass(frozen=True, slots=True)
-class _Partitions:
-    """The partitions that an operator's state must have."""
-
-    checkpoint_location: str
-    operator_id: int
-    epoch: int
-    wanted: int | None
-
-    def check(self, found: int) -> None:
-        """Check how many partitions Spark found."""
-        if self.wanted is not None and found != self.wanted:
+    def check(found: int) -> None:
+        if partitions is not None and found != partitions:
             raise partitions_missing(
-                f"{self.checkpoint_location}/state/{self.operator_id}",
-                self.epoch,
-                f"has {found} partitions of Spark's state and not {self.wanted}",
+                f"{checkpoint_location}/state/{operator_id}",
+                epoch,
+                f"has {found} partitions of Spark's state and not {partitions}",
             )
+
+    with quiet_reading(spark):
+        handles = _read_on_driver(spark, {**options, "path": checkpoint_location}, check)
+        if handles is not None:
+            return handles
+        rows = spark.read.format(_FORMAT).options(**options).load(checkpoint_location)
+        state = rows.select("value.groupState.handle")
+        if not is_connect(spark):
+            execution: Any = state._jdf.queryExecution()  # the one that collect() runs
+            check(execution.executedPlan().execute().getNumPartitions())
+        return [bytes(row[0]) for row in state.collect()]
 
 
 def partitions_missing(directory: str, epoch: int, what: str) -> CorruptFileError:
@@ -289,21 +274,23 @@ def encoded_handles_written_in(
     return None if _REMOVED in handles else handles
 
 
-def _read_on_driver(spark: SparkSession, options: dict[str, str]) -> list[bytes] | None:
-    """Read the handles on the driver; ``None`` for many partitions, and over Spark Connect."""
+def _read_on_driver(
+    spark: SparkSession, options: dict[str, str], check: Callable[[int], None] = lambda _: None
+) -> list[bytes] | None:
+    """Read the handles on the driver; ``None`` for many partitions, and over Spark Connect.
+
+    `check` gets the number of partitions that Spark found.
+    """
     if is_connect(spark):
         return None
     with _active(spark):
-        return _read_few(spark, _table(spark, options))
+        return _read_few(spark, _table(spark, options), check)
 
 
-def _read_few(
-    spark: SparkSession, table: Any, wanted: _Partitions | None = None
-) -> list[bytes] | None:
+def _read_few(spark: SparkSession, table: Any, check: Callable[[int], None]) -> list[bytes] | None:
     """Read the handles on the driver, unless there are too many partitions."""
     batch, partitions = _planned(spark, table)
-    if wanted is not None:
-        wanted.check(len(partitions))
+    check(len(partitions))
     if len(partitions) > FEW_PARTITIONS:
         return None
     factory = batch.createReaderFactory()

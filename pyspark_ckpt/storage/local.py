@@ -218,7 +218,7 @@ class LocalStorage(Storage):
 def _is_directory(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_dir()
-    except OSError:  # a circle of links: whoever opens it gets an error that says so
+    except OSError:  # a circle of links: an error names it when it is opened
         return True
 
 

@@ -126,7 +126,7 @@ def write_bundle(root: Storage, places: Places, path: Path) -> WrittenBundle:
 
 
 class _Writing:
-    """A bundle that is being written, within the limits of whoever opens it."""
+    """A bundle that is being written, within the limits of opening it."""
 
     def __init__(self, file: zipfile.ZipFile) -> None:
         self.files = 0

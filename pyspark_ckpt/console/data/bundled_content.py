@@ -1,7 +1,7 @@
 """What a bundle has of a query or a savepoint: its records, without data and keys.
 
-Members come in the order of what tells most, and the kinds take turns. So a bundle of so many
-queries that not all fits has the newest of each.
+The most important members come first, and the kinds take turns. If not all of many queries fits
+into a bundle, it has the newest of each kind.
 """
 
 from __future__ import annotations

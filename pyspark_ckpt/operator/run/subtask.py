@@ -69,7 +69,7 @@ from pyspark_ckpt.operator.run.key_times import KeyTimes, sampled
 from pyspark_ckpt.operator.run.laps import Laps, Phase
 from pyspark_ckpt.operator.run.task_epoch import epoch_of_task
 from pyspark_ckpt.operator.run.wake_rows import INITIAL_EPOCH
-from pyspark_ckpt.operator.table.catalog import schema_text
+from pyspark_ckpt.operator.table.catalog import fixed_parts
 from pyspark_ckpt.operator.task_failure import marks_errors
 from pyspark_ckpt.operator.time import EpochClock
 from pyspark_ckpt.settings import RUNTIME_KEY, HandOver
@@ -362,9 +362,7 @@ class SubtaskFunction:
             ("uid", handle.uid, own.uid),
             ("subtask", handle.subtask, epoch.subtask),
             ("parallelism", handle.parallelism, own.parallelism),
-            ("maxParallelism", handle.max_parallelism, own.max_parallelism),
-            ("timeMode", handle.time_mode, own.time_mode),
-            ("key schema", schema_text(handle.key_schema), schema_text(own.key_schema)),
+            *fixed_parts(handle, own),
         ):
             if stored != wanted:
                 raise IncompatibleStateError(

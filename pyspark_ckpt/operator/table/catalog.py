@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import msgspec
 from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import IncompatibleStateError, StateUseError
-from pyspark_ckpt.formats.handle import StateDescriptor, TtlDescriptor
+from pyspark_ckpt.formats.handle import Handle, StateDescriptor, TtlDescriptor
 from pyspark_ckpt.formats.metadata_check import checked_schema, not_a_schema
 from pyspark_ckpt.formats.modes import TtlTime, TtlUpdate, TtlVisibility
+from pyspark_ckpt.operator.descriptor import OperatorDescriptor
 from pyspark_ckpt.operator.schema.evolution import Verdict, compare, converter, same_type
 from pyspark_ckpt.operator.table.stored_keys import MAX_STATES
 from pyspark_ckpt.operator.table.time_to_live import StateTtlConfig, now_ms
@@ -198,6 +199,16 @@ def continued_ttl(stored: StateDescriptor, wanted: TtlDescriptor | None) -> TtlD
 def schema_text(schema_json: str) -> str:
     """Return the short form of a stored schema, for errors."""
     return struct_type(schema_json).simpleString()
+
+
+def fixed_parts(handle: Handle, operator: OperatorDescriptor) -> Iterator[tuple[str, Any, Any]]:
+    """Yield what a location fixes for an operator: its name, as it is stored, as the query has it.
+
+    A restart at the location cannot change it.
+    """
+    yield "maxParallelism", handle.max_parallelism, operator.max_parallelism
+    yield "timeMode", handle.time_mode, operator.time_mode
+    yield "key schema", schema_text(handle.key_schema), schema_text(operator.key_schema)
 
 
 def same_schema(one: str | None, other: str | None) -> bool:

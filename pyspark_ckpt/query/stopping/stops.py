@@ -160,7 +160,7 @@ class RunStops:
                 return run.savepoints.take_of_stopped(stop, directory, savepoint_format)
             except BaseException as exc:
                 self._note_failed_stop(exc, stops=stops)
-                if not is_running(run.spark):
+                if isinstance(exc, Exception) and not is_running(run.spark):
                     raise session_stopped(run.query_id) from exc
                 raise
 

@@ -12,27 +12,14 @@ os.environ["PYSPARK_PYTHON"] = sys.executable
 sys.path.append(str(Path(__file__).parents[3]))
 
 from pyspark import cloudpickle
-from pyspark.sql import SparkSession
 
 from pyspark_ckpt.spark.jobs import SparkJobs
 from tests.query import model
 from tests.query.harness import INTERVAL, Feed, Job, completed, until
 from tests.query.model import events_of
+from tests.query.program_session import program_session
 
 cloudpickle.register_pickle_by_value(model)
-
-
-def session(work: Path) -> SparkSession:
-    spark = (
-        SparkSession.builder.master("local[2]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.sql.shuffle.partitions", 2)
-        .config("spark.local.dir", str(work / "local"))
-        .getOrCreate()
-    )
-    spark.sparkContext.setLogLevel("OFF")
-    return spark
 
 
 def own_threads() -> list[str]:
@@ -41,7 +28,7 @@ def own_threads() -> list[str]:
 
 def main(work: Path) -> None:
     feed = Feed(work / "in").add(events_of(0))
-    job = Job(session(work), work, feed).using({INTERVAL: "1h"})
+    job = Job(program_session(work), work, feed).using({INTERVAL: "1h"})
     query = job.start()
     query.processAllAvailable()
     query.triggerCheckpoint()
@@ -51,7 +38,7 @@ def main(work: Path) -> None:
     job.spark.stop()
     until(lambda: not own_threads(), f"threads stay: {own_threads()}")
     failure = query.exception()
-    again = job.but(spark=session(work))
+    again = job.but(spark=program_session(work))
     epochs = [row.epoch for row in completed(again.run())]
     error = None
     try:

@@ -11,25 +11,17 @@ os.environ["PYSPARK_PYTHON"] = sys.executable
 sys.path.append(str(Path(__file__).parents[3]))
 
 from pyspark import cloudpickle
-from pyspark.sql import SparkSession
 
 from tests.query import model
 from tests.query.harness import SAVEPOINT_DIR, Feed, Job
 from tests.query.model import events_of
+from tests.query.program_session import program_session
 
 cloudpickle.register_pickle_by_value(model)
 
 
 def main(work: Path, way: str) -> None:
-    spark = (
-        SparkSession.builder.master("local[2]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.sql.shuffle.partitions", 2)
-        .config("spark.local.dir", str(work / "local"))
-        .getOrCreate()
-    )
-    spark.sparkContext.setLogLevel("OFF")
+    spark = program_session(work)
     feed = Feed(work / "in").add(events_of(0))
     job = Job(spark, work, feed).using({SAVEPOINT_DIR: str(work / "savepoints")})
     query = job.start()

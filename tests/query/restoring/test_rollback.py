@@ -127,16 +127,21 @@ def test_a_query_that_another_application_may_run_is_refused(job: Job) -> None:
     assert job.but(out="out2").result() == expected_after(job.feed.rows, 20)
 
 
-def test_of_two_rollbacks_at_once_the_later_one_counts(
-    job: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It takes what the first has staged for left behind. The first finds itself fenced."""
+def three_epochs(job: Job) -> tuple[Job, dict[int, str], str]:
+    """Return the job with a checkpoint for each of three epochs, their names, and the location."""
     job = job.using({INLINE: "0b", RETAINED: 10})
     for epoch in range(3):
         job.feed.add(events_of(epoch))
         query = job.run()
     names = {row.epoch: Path(row.path).name for row in completed(query)}
-    location = str(job.location_path)
+    return job, names, str(job.location_path)
+
+
+def test_of_two_rollbacks_at_once_the_later_one_counts(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes what the first has staged for left behind. The first finds itself fenced."""
+    job, names, location = three_epochs(job)
     seed = rolling_back.seed
 
     def beside_another(*arguments: Any, **named: Any) -> None:
@@ -158,12 +163,7 @@ def test_a_rollback_that_is_overtaken_at_its_last_step_changes_nothing(
     job: Job, monkeypatch: pytest.MonkeyPatch, finished: bool
 ) -> None:
     """Another one claims the location behind the staging, when nothing was moved yet."""
-    job = job.using({INLINE: "0b", RETAINED: 10})
-    for epoch in range(3):
-        job.feed.add(events_of(epoch))
-        query = job.run()
-    names = {row.epoch: Path(row.path).name for row in completed(query)}
-    location = str(job.location_path)
+    job, names, location = three_epochs(job)
     exchange = rolling_back.exchange
 
     def overtaken(*arguments: Any) -> None:
@@ -198,3 +198,19 @@ def test_savepoints_in_the_location_stay_where_they_are(job: Job) -> None:
     assert {"offsets", "pyspark_ckpt"} <= {path.name for path in Path(made.kept).iterdir()}
     for savepoint in (first, second):
         assert ckpt.verify(savepoint.path)
+
+
+def test_records_that_cannot_be_listed_are_no_silence(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, names, location = three_epochs(job)
+    found = LocalStorage.list
+
+    def listed(storage: LocalStorage, directory: str | None = None) -> list[str]:
+        if directory == RUNS:
+            raise PermissionError(RUNS)
+        return found(storage, directory)
+
+    monkeypatch.setattr(LocalStorage, "list", listed)
+    with refused(ckpt.RestoreError, "cannot be listed", "force", unchanged=job.base):
+        ckpt.rollback(location, names[1])
