@@ -11,6 +11,7 @@ import pandas as pd
 from pyspark_ckpt.api.restoring import rename_uid
 from pyspark_ckpt.cli.output import Result, facts, one_line, records, table
 from pyspark_ckpt.errors import CheckpointNotFoundError, ConfigurationError
+from pyspark_ckpt.formats.layout import is_savepoint_name
 from pyspark_ckpt.formats.metadata import CheckpointMetadata, OperatorMetadata
 from pyspark_ckpt.formats.metadata_file import read_metadata
 from pyspark_ckpt.formats.modes import EntryStatus
@@ -39,8 +40,9 @@ _OF_AN_ANCESTOR = ["kind", "query_id", "epoch", "found", "path"]
 def list_checkpoints(arguments: Namespace) -> Result:
     """List the checkpoints of a query, or the savepoints in and below a directory."""
     directory = open_storage(arguments.path)
-    if savepoint_entries(directory):
-        return _listed(savepoint_entries(directory, LEVELS))
+    has_savepoints = any(is_savepoint_name(name) for name in directory.list())
+    if has_savepoints and (found := savepoint_entries(directory, LEVELS)):
+        return _listed(found)
     try:
         storage = find_checkpoints_directory(arguments.path)
     except CheckpointNotFoundError:

@@ -10,7 +10,15 @@ from argparse import Namespace
 from collections.abc import Sequence
 
 from pyspark_ckpt.cli.arguments import read_arguments
-from pyspark_ckpt.cli.output import as_json, failure, hand_over, printable, show, show_printable
+from pyspark_ckpt.cli.output import (
+    as_json,
+    failure,
+    hand_over,
+    one_line,
+    printable,
+    show,
+    show_printable,
+)
 from pyspark_ckpt.errors import CkptError, ConfigurationError
 
 OK, FAILED, USAGE = 0, 1, 2
@@ -36,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     SystemExit
         With 2 if the arguments are wrong, with 0 after ``--help``.
     """
-    logging.basicConfig(level=logging.ERROR, format="%(message)s")
+    logging.basicConfig(level=logging.WARNING, handlers=[_shown_warnings()])
     chosen = read_arguments(arguments)
     # For `diff`, 1 says that the snapshots differ.
     failed = USAGE if chosen.has_negative_result else FAILED
@@ -65,6 +73,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not result.is_answer:
         return failed
     return OK if result.is_done else FAILED
+
+
+def _shown_warnings() -> logging.Handler:
+    """Return what shows this library's warnings, such as what a search left out, and all errors."""
+    handler = logging.StreamHandler()
+    handler.addFilter(
+        lambda record: record.levelno >= logging.ERROR or record.name.startswith("pyspark_ckpt.")
+    )
+    handler.setFormatter(_OneLine())
+    return handler
+
+
+class _OneLine(logging.Formatter):
+    """Formats a record without control characters, because its text has stored names."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return f"pyspark-ckpt: {one_line(record.getMessage())}"
 
 
 def _report(chosen: Namespace, error: Exception) -> None:

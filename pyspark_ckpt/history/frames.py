@@ -15,7 +15,7 @@ from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.formats.modes import EntryKind
 from pyspark_ckpt.history.history_frame import History
 from pyspark_ckpt.history.log import HistoryEntry, HistoryLog, checkpoint_entries, sizes_of_subtask
-from pyspark_ckpt.history.places import find_checkpoints_directory
+from pyspark_ckpt.history.places import OF_ONE_FILE, find_checkpoints_directory
 from pyspark_ckpt.history.run_log import RecordedRuns
 from pyspark_ckpt.history.times import milliseconds_in_range, number_in_range
 from pyspark_ckpt.log_fields import library_logger
@@ -139,10 +139,6 @@ def as_frame(entries: list[HistoryEntry], columns: Sequence[str] = HISTORY_COLUM
     return frame.astype(types)[list(columns)]
 
 
-_OF_ONE_FILE = (IsADirectoryError, NotADirectoryError, PermissionError)
-"""Errors of one file that may not be read, or of a directory there; not of an absent storage."""
-
-
 def _found(
     store: CompletedCheckpointStore,
 ) -> Iterator[tuple[int, CheckpointMetadata | CkptError]]:
@@ -168,28 +164,28 @@ def _ids(store: CompletedCheckpointStore) -> list[int]:
     """Return the ids of the checkpoints, with those of which nothing may be read."""
     try:
         return store.ids()
-    except (UnsafePathError, *_OF_ONE_FILE):
+    except (UnsafePathError, *OF_ONE_FILE):
         return [number for number in store.used_ids() if _may_be_complete(store, number)]
 
 
 def _may_be_complete(store: CompletedCheckpointStore, number: int) -> bool:
     try:
         return store.is_complete(number)
-    except (UnsafePathError, *_OF_ONE_FILE):
+    except (UnsafePathError, *OF_ONE_FILE):
         return True
 
 
 def _read(store: CompletedCheckpointStore, number: int) -> CheckpointMetadata | CkptError | OSError:
     try:
         return store.read(number)
-    except (CkptError, *_OF_ONE_FILE) as exc:
+    except (CkptError, *OF_ONE_FILE) as exc:
         return exc
 
 
 def _log_entries(storage: Storage) -> list[HistoryEntry]:
     try:
         return HistoryLog(storage).entries()
-    except _OF_ONE_FILE as exc:
+    except OF_ONE_FILE as exc:
         logger.warning("%s: the history log cannot be read and is left out: %s", storage.url, exc)
         return []
 

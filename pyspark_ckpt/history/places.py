@@ -108,12 +108,17 @@ def is_checkpoints_directory(
 
 logger = library_logger(__name__)
 
+OF_ONE_FILE = (IsADirectoryError, NotADirectoryError, PermissionError)
+"""Errors of one file that may not be read, or of a directory there; not of an absent storage."""
+
 LEVELS = 3
 """How many levels below a directory are searched for savepoints; ``--directory`` makes levels."""
 
 
-def savepoint_entries(directory: Storage, levels: int = 0) -> list[HistoryEntry]:
+def savepoint_entries(directory: Storage, levels: int) -> list[HistoryEntry]:
     """Return an entry for each savepoint in a directory, oldest first; reads only ``_metadata``.
+
+    A savepoint or directory below it that may not be read is left out, with a warning in the log.
 
     Parameters
     ----------
@@ -122,12 +127,13 @@ def savepoint_entries(directory: Storage, levels: int = 0) -> list[HistoryEntry]
     levels
         How many levels of other directories below it are searched too.
     """
-    entries = [_entry(place) for place in _savepoints(directory, levels)]
+    places = _savepoints(directory, directory.list(), levels)
+    entries = [entry for place in places if (entry := _entry(place)) is not None]
     return sorted(entries, key=lambda entry: entry.triggered_at_ms or 0)
 
 
-def _savepoints(directory: Storage, levels: int) -> Iterator[Storage]:
-    for name in directory.list():
+def _savepoints(directory: Storage, names: list[str], levels: int) -> Iterator[Storage]:
+    for name in names:
         if name.startswith((".", "_")) or (not levels and not is_savepoint_name(name)):
             continue
         below = directory_below(directory, name)
@@ -135,8 +141,13 @@ def _savepoints(directory: Storage, levels: int) -> Iterator[Storage]:
             continue
         if is_savepoint_name(name):
             yield below
+            continue
+        try:
+            inside = below.list()
+        except OF_ONE_FILE as exc:
+            logger.warning("%s is left out of a search: %s", below.url, exc)
         else:
-            yield from _savepoints(below, levels - 1)
+            yield from _savepoints(below, inside, levels - 1)
 
 
 def directory_below(directory: Storage, name: str) -> Storage | None:
@@ -152,9 +163,12 @@ def directory_below(directory: Storage, name: str) -> Storage | None:
         return None
 
 
-def _entry(place: Storage) -> HistoryEntry:
+def _entry(place: Storage) -> HistoryEntry | None:
     try:
         metadata = read_metadata(place)
+    except OF_ONE_FILE as exc:
+        logger.warning("%s cannot be read and is left out: %s", place.url, exc)
+        return None
     except CkptError as exc:
         is_begun = isinstance(exc, CheckpointNotFoundError)
         return HistoryEntry(

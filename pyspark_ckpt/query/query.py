@@ -176,7 +176,7 @@ class CheckpointedQuery(RestartableQuery):
         The next epoch that begins does it, in this run or after a restart with the mended program.
         Spark begins an epoch when there is input. The processor gets the rows of a key in a call
         for each epoch that they came in, before the key's new rows. If it raises again, the key
-        stays parked.
+        stays parked. A key that is not parked is passed over.
 
         Parameters
         ----------

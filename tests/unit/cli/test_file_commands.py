@@ -133,6 +133,22 @@ def test_python_runs_the_package(savepoint: Path) -> None:
     assert "all intact" in done.stdout
 
 
+def test_what_a_command_leaves_out_is_told_beside_its_output(savepoint: Path) -> None:
+    """In a process of its own, because the test runner has its own handlers of the log."""
+    away = savepoint.parents[1] / "away"
+    away.mkdir()
+    (savepoint.parent / "team\x1b[2J\nforged").symlink_to(away)
+    done = subprocess.run(
+        [sys.executable, "-m", "pyspark_ckpt", "list", str(savepoint.parent), "--json"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0
+    assert [row["path"] for row in json.loads(done.stdout)["savepoints"]] == [str(savepoint)]
+    (warning,) = done.stderr.splitlines()
+    assert warning.startswith("pyspark-ckpt: ")
+    assert "team?[2J?forged is left out of a search" in warning
+
+
 def test_the_package_shows_public_names_only() -> None:
     assert dir(pyspark_ckpt) == sorted(pyspark_ckpt.__all__)
 
