@@ -42,6 +42,24 @@ def test_a_driver_that_died_behind_a_checkpoint_has_left_one_more() -> None:
     assert left == {RETAINED, RETAINED + 1}
 
 
+@pytest.mark.parametrize("dies_at", range(8, 30, 3))
+def test_nothing_is_cleaned_while_a_driver_that_died_may_complete_a_checkpoint(
+    dies_at: int,
+) -> None:
+    """The next checkpoint of the new driver ends that, and then exactly the garbage goes."""
+    machine = QueryMachine()
+    machine.begin(parallelism=1, backend="heap")
+    _write(machine, epochs=2, followed="each")
+    _write(machine, epochs=4, followed="none")
+    machine.crash(0, copies_too=False, writes={uid: {} for uid in UIDS}, dies_at=dies_at)
+    machine.clean_up(0, dies_at=None)
+    machine.the_newest_checkpoints_restore()
+    _write(machine, epochs=1, followed="each")
+    machine.clean_up(0, dies_at=None)
+    machine.the_newest_checkpoints_restore()
+    machine.teardown()
+
+
 def _write(machine: QueryMachine, epochs: int, followed: str) -> None:
     """Run epochs, each with a checkpoint or none."""
     writes: dict[str, OperatorWrites] = {uid: {KEYS[0]: b"v"} for uid in UIDS}
