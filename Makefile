@@ -18,7 +18,7 @@ help: ## List the targets
 demo: $(VENV)/.demo java ## Set up everything and run the main job on the New York flights; ARGS=--compare
 	$(BIN)/python -m examples.flights $(ARGS)
 
-test: $(CLASSES) ## Set up everything and run the tests, three at a time; nine minutes
+test: $(CLASSES) ## Set up everything and run the tests, three at a time; nine to eighteen minutes
 	$(BIN)/python -m pytest --numprocesses 3 --dist worksteal $(ARGS)
 
 test-all: $(CLASSES) ## Run them with all variants, programs, notebooks and servers; 45 minutes
