@@ -86,10 +86,10 @@ def _shown_warnings() -> logging.Handler:
 
 
 class _OneLine(logging.Formatter):
-    """Formats a record without control characters, because its text has stored names."""
+    """Formats a message without control characters, because it has stored names."""
 
-    def format(self, record: logging.LogRecord) -> str:
-        return f"pyspark-ckpt: {one_line(record.getMessage())}"
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        return f"pyspark-ckpt: {one_line(record.message)}"
 
 
 def _report(chosen: Namespace, error: Exception) -> None:

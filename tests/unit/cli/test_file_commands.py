@@ -149,6 +149,22 @@ def test_what_a_command_leaves_out_is_told_beside_its_output(savepoint: Path) ->
     assert "team?[2J?forged is left out of a search" in warning
 
 
+def test_an_error_in_the_log_has_its_traceback(savepoint: Path) -> None:
+    program = (
+        "import logging; from pyspark_ckpt.cli.main import main\n"
+        f"main(['verify', {str(savepoint)!r}])\n"
+        "try: 1 / 0\n"
+        "except ZeroDivisionError: logging.getLogger('other').exception('odd')\n"
+        "logging.getLogger('other').warning('not of this library')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    first, *_, last = done.stderr.splitlines()
+    assert first == "pyspark-ckpt: odd"
+    assert last.startswith("ZeroDivisionError")
+
+
 def test_the_package_shows_public_names_only() -> None:
     assert dir(pyspark_ckpt) == sorted(pyspark_ckpt.__all__)
 
