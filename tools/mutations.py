@@ -143,7 +143,7 @@ MUTATIONS = (
     Mutation(
         "marker of a savepoint that is not complete",
         "pyspark_ckpt/savepoint/savepoint.py",
-        "        if not self.target.exists(IN_PROGRESS_NAME):  # the files",
+        "        if not target.exists(IN_PROGRESS_NAME):  # the files",
         "        if False:  # the files",
         "tests/unit/savepoint",
     ),

@@ -15,6 +15,7 @@ from pyspark_ckpt.clock import utc_text
 from pyspark_ckpt.errors import CorruptFileError, UnsafePathError
 from pyspark_ckpt.formats.layout import (
     IN_PROGRESS_NAME,
+    METADATA_NAME,
     SHARED,
     TASK_OWNED,
     is_canonical_of,
@@ -106,6 +107,12 @@ def read_in_progress(storage: CoordinatorStorage) -> InProgress | None:
                 "hostile, so nothing was deleted; look at its directory, and delete it by hand"
             )
     return found
+
+
+def is_disposed(storage: CoordinatorStorage) -> bool:
+    """Return whether the ``_metadata`` of a directory is that of a disposal."""
+    size_bytes = storage.size_bytes(METADATA_NAME)
+    return size_bytes == len(DISPOSED) and storage.read(METADATA_NAME) == DISPOSED
 
 
 _END_OF_TIME_MS = 253_402_300_800_000

@@ -20,6 +20,7 @@ from pyspark_ckpt.formats.in_progress import (
     DISPOSED,
     OWN_DIRECTORIES,
     InProgress,
+    is_disposed,
     read_in_progress,
 )
 from pyspark_ckpt.formats.layout import (
@@ -149,11 +150,11 @@ def dispose_of_begun(directory: Storage) -> Disposal | None:
     if not _is_begun(directory):
         return None
     begun = read_in_progress(directory)
-    if begun is not None and not _is_disposed(directory):
+    if begun is not None and not is_disposed(directory):
         try:
             directory.write(METADATA_NAME, [DISPOSED])
         except FileExistsError:
-            if not _is_disposed(directory):
+            if not is_disposed(directory):
                 return None  # it was completed just now
     files = [] if begun is None else _files_of_begun(directory, begun)
     directory.delete(files)
@@ -171,7 +172,7 @@ def _opened(path: str) -> Storage:
 def _is_begun(directory: Storage) -> bool:
     """Return whether a directory holds a savepoint that was begun and not completed."""
     if directory.exists(METADATA_NAME):
-        return _is_disposed(directory)
+        return is_disposed(directory)
     if directory.exists(IN_PROGRESS_NAME):
         return True
     # The driver may have ended before or while it wrote its first file.
@@ -186,11 +187,6 @@ def _files_of_begun(directory: Storage, begun: InProgress) -> list[str]:
     for path in files:
         directory.url_of(path)  # no link leads out of it
     return files
-
-
-def _is_disposed(directory: Storage) -> bool:
-    size_bytes = directory.size_bytes(METADATA_NAME)
-    return size_bytes == len(DISPOSED) and directory.read(METADATA_NAME) == DISPOSED
 
 
 def _is_there(directory: Storage) -> bool:

@@ -8,9 +8,14 @@ import msgspec
 
 from pyspark_ckpt.checkpoint.file_check import check_files
 from pyspark_ckpt.clock import now_ms
-from pyspark_ckpt.errors import CheckpointAbortedError, CorruptFileError
+from pyspark_ckpt.errors import CheckpointAbortedError, CkptError, CorruptFileError
 from pyspark_ckpt.formats.handle import Handle
-from pyspark_ckpt.formats.in_progress import OWN_DIRECTORIES, InProgress, encode_in_progress
+from pyspark_ckpt.formats.in_progress import (
+    OWN_DIRECTORIES,
+    InProgress,
+    encode_in_progress,
+    is_disposed,
+)
 from pyspark_ckpt.formats.layout import (
     IN_PROGRESS_NAME,
     METADATA_NAME,
@@ -26,10 +31,14 @@ from pyspark_ckpt.formats.metadata import (
 from pyspark_ckpt.formats.metadata_file import encode_metadata
 from pyspark_ckpt.formats.modes import CheckpointKind, SavepointFormat
 from pyspark_ckpt.history.records import Savepoint
+from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.operator.durable.savepoint_copy import SubtaskCopy
 from pyspark_ckpt.storage.base import DIRECTORY_MARKER
 from pyspark_ckpt.storage.file_reference import FileReference
 from pyspark_ckpt.storage.open import Storage, open_storage
+from pyspark_ckpt.storage.retrying import RetryingStorage, retried
+
+logger = library_logger(__name__)
 
 RunCopies = Callable[[Sequence[SubtaskCopy]], Sequence[Handle]]
 """Runs the copies of all subtasks; returns the handles of what they made, in order."""
@@ -188,9 +197,44 @@ class NewSavepoint:
             token=self.token,
         )
 
-    def discard(self) -> None:
-        """Remove the directory of a savepoint that was not completed."""
-        self._parent.delete_directory(self._name)
+    def discard(self) -> bool:
+        """Remove the directory of a savepoint that was not completed.
+
+        Nothing is removed once ``_metadata`` is there: the savepoint is complete then, whatever
+        failed afterwards. Of what cannot be removed, ``_in_progress`` goes last, because a later
+        disposal finds the other files by it.
+
+        Returns
+        -------
+        bool
+            Whether nothing of the savepoint is left; the log says what is.
+        """
+        try:
+            if self._is_published():
+                logger.warning(
+                    "the savepoint %s is kept, because an error came after it was complete: "
+                    "look at it with verify",
+                    self.path,
+                )
+                return False
+            for directory in OWN_DIRECTORIES:
+                self._remove(self.target, directory)
+            self._remove(self._parent, self._name)
+        except (OSError, CkptError) as exc:
+            logger.warning(
+                "the savepoint %s failed and could not be removed, dispose of it: %s",
+                self.path,
+                exc,
+            )
+            return False
+        return True
+
+    def _is_published(self) -> bool:
+        target = RetryingStorage(self.target)
+        return target.exists(METADATA_NAME) and not is_disposed(target)
+
+    def _remove(self, storage: Storage, directory: str) -> None:
+        retried(lambda: storage.remove_directory(directory))
 
     def _in_progress(self, contents: EpochContents, files: Iterable[str]) -> InProgress:
         """Return what says which files belong to this savepoint, until it is complete."""
@@ -204,15 +248,29 @@ class NewSavepoint:
         )
 
     def _publish(self, metadata: bytes) -> FileReference:
-        """Write ``_metadata``, unless the savepoint was disposed of."""
+        """Write ``_metadata``, unless the savepoint was disposed of.
+
+        The savepoint is complete once that file is there. So a write whose answer got lost must not
+        fail, and what is still to be cleaned must not either.
+        """
+        target = RetryingStorage(self.target)
         try:
-            written = self.target.write(METADATA_NAME, [metadata])
+            written = target.write(METADATA_NAME, [metadata])
         except FileExistsError as exc:
             raise self._disposed() from exc
-        if not self.target.exists(IN_PROGRESS_NAME):  # the files were gone before it was written
-            self.target.delete([METADATA_NAME])
+        if not target.exists(IN_PROGRESS_NAME):  # the files were gone before it was written
+            target.delete([METADATA_NAME])
             raise self._disposed()
-        self.target.delete([DIRECTORY_MARKER, IN_PROGRESS_NAME])  # there are files now
+        try:
+            target.delete([DIRECTORY_MARKER, IN_PROGRESS_NAME])  # there are files now
+        except (OSError, CkptError) as exc:
+            logger.warning(
+                "the savepoint %s is complete; its %s, which does no harm, could not be deleted: "
+                "%s",
+                self.path,
+                IN_PROGRESS_NAME,
+                exc,
+            )
         return written
 
     def _disposed(self) -> CheckpointAbortedError:

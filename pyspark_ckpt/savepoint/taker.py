@@ -98,12 +98,18 @@ class SavepointTaker:
 
     @contextmanager
     def _noted_as_begun(self, new: NewSavepoint, attempt: SavepointAttempt) -> Iterator[None]:
-        """Note a savepoint in the history while it is written, so that the next driver finds it."""
+        """Note a savepoint in the history while it is written; remove it if that fails.
+
+        What cannot be removed stays noted, so that the next driver finds it.
+        """
         name = self._history.note_begun(new.path, attempt.triggered_at_ms, self._files.run)
         try:
             yield
-        finally:
-            self._history.forget(name)
+        except BaseException:
+            if new.discard():
+                self._history.forget(name)
+            raise
+        self._history.forget(name)
 
     def take(
         self,
@@ -167,13 +173,11 @@ class SavepointTaker:
         try:
             with self._noted_as_begun(new, attempt):
                 stop()
-            epoch = self._files.spark_log.committed_epoch()
-            if epoch is None:
-                raise nothing_committed(self._files.query_id)
-        except BaseException as exc:
-            new.discard()
-            if isinstance(exc, Exception):
-                self._record_failure(attempt, None, exc)
+                epoch = self._files.spark_log.committed_epoch()
+                if epoch is None:
+                    raise nothing_committed(self._files.query_id)
+        except Exception as exc:
+            self._record_failure(attempt, None, exc)
             raise
 
         def complete() -> Savepoint:
@@ -208,17 +212,15 @@ class SavepointTaker:
         """
         query_id = self._files.query_id
         what = f"savepoint of epoch {epoch}, query {query_id}"
-        with self._noted_as_begun(new, attempt):
-            try:
+        try:
+            with self._noted_as_begun(new, attempt):
                 savepoint = self._write(attempt, new, epoch, savepoint_format, what)
-            except BaseException as exc:
-                new.discard()
-                if isinstance(exc, Exception):
-                    self._record_failure(attempt, epoch, exc)
-                raise
-            if is_noted:
-                self._taken.append(savepoint)
-                self._history.note_savepoint(savepoint)
+                if is_noted:
+                    self._taken.append(savepoint)
+                    self._history.note_savepoint(savepoint)
+        except Exception as exc:
+            self._record_failure(attempt, epoch, exc)
+            raise
         logger.info("query %s: savepoint %s, epoch %s", query_id, savepoint.path, epoch)
         return savepoint
 

@@ -16,6 +16,8 @@ from pyspark.sql import DataFrame
 import pyspark_ckpt as ckpt
 from pyspark_ckpt.savepoint import job as savepoint_job
 from pyspark_ckpt.savepoint.job import SavepointJob
+from pyspark_ckpt.storage import retrying as retrying_storage
+from pyspark_ckpt.storage.open import LocalStorage
 from tests.query.harness import (
     OFTEN,
     RETAINED,
@@ -197,6 +199,30 @@ def test_a_failure_on_the_executors(job: Job) -> None:
     ckpt.verify(savepoint.path)
     ckpt.dispose_savepoint(savepoint.path)
     assert list((job.base / "savepoints").iterdir()) == []
+
+
+def test_what_a_failed_savepoint_leaves_goes_with_the_next_start(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scenario 32: the savepoint fails, and so does the removal of what was copied."""
+    job.feed.add(events_of(0))
+    with job.running() as query:
+        query.processAllAvailable()
+        path = files_below(job.checkpoint_path / "taskowned")[0]
+        whole = path.read_bytes()
+        flip_bit(path)
+        with monkeypatch.context() as failing:
+            failing.setattr(retrying_storage, "PAUSES_SECONDS", ())
+            failing.setattr(LocalStorage, "delete_directory", lambda *_: None)
+            with pytest.raises(ckpt.CorruptFileError, match=path.name):
+                query.triggerSavepoint()
+        path.write_bytes(whole)
+        shown = ckpt.history(str(job.location_path)).query("kind == 'savepoint'")
+        assert sorted(shown.status) == ["aborted", "begun"]
+        assert files_below(job.base / "savepoints")
+    job.feed.add(events_of(1))  # a driver that commits an epoch knows that the one before has ended
+    with job.running():
+        until(lambda: not list((job.base / "savepoints").iterdir()), "something is left")
 
 
 @pytest.mark.wide

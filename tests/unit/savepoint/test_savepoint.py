@@ -18,9 +18,12 @@ from pyspark_ckpt.formats.metadata_file import read_metadata
 from pyspark_ckpt.formats.modes import CheckpointKind, SavepointFormat
 from pyspark_ckpt.history.records import Savepoint
 from pyspark_ckpt.operator.durable.savepoint_copy import SubtaskCopy
+from pyspark_ckpt.savepoint import savepoint as savepoint_module
 from pyspark_ckpt.savepoint.savepoint import run_copies_here, write_savepoint
+from pyspark_ckpt.storage import retrying as retrying_storage
 from pyspark_ckpt.storage.file_reference import FileReference
 from pyspark_ckpt.storage.open import LocalStorage, Storage
+from tests.faults.faulty_storage import FaultyStorage, Plan
 
 NATIVE, CANONICAL = SavepointFormat.NATIVE, SavepointFormat.CANONICAL
 FILES = ["shared/base", "shared/log", "taskowned/segment"]
@@ -184,3 +187,108 @@ def test_a_directory_that_cannot_be_written_is_named(
 def test_another_file_system_is_refused(storage: Storage, snapshot: CheckpointMetadata) -> None:
     with pytest.raises(NotBuiltYetError, match="ftp://host"):
         write_savepoint(snapshot, storage, "ftp://host/savepoints", NATIVE)
+
+
+@pytest.fixture
+def plan(monkeypatch: pytest.MonkeyPatch) -> Plan:
+    """The faults of what the driver does in a new savepoint; no operation is repeated yet."""
+    plan = Plan()
+    monkeypatch.setattr(retrying_storage, "PAUSES_SECONDS", ())
+    monkeypatch.setattr(
+        savepoint_module, "open_storage", lambda url: FaultyStorage(LocalStorage(Path(url)), plan)
+    )
+    return plan
+
+
+def number_of_operations(
+    plan: Plan, storage: Storage, snapshot: CheckpointMetadata, savepoints: Path
+) -> int:
+    ckpt.dispose_savepoint(write_savepoint(snapshot, storage, str(savepoints), NATIVE).path)
+    return len(plan.done)
+
+
+@pytest.mark.parametrize("fault", ["before", "after"])
+@pytest.mark.parametrize("repeats", [False, True])
+def test_after_any_fault_a_savepoint_is_whole_or_nothing_is_left(
+    storage: Storage,
+    snapshot: CheckpointMetadata,
+    savepoints: Path,
+    plan: Plan,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: str,
+    repeats: bool,
+) -> None:
+    """Each operation of the driver fails once, or its answer gets lost."""
+    if repeats:
+        monkeypatch.setattr(retrying_storage, "PAUSES_SECONDS", (0.0,))
+    operations = number_of_operations(plan, storage, snapshot, savepoints)
+    written = plan.done.index("write _metadata")
+    plan.fault = fault
+    for index in range(operations):
+        plan.done, plan.index = [], index
+        error = None
+        try:
+            write_savepoint(snapshot, storage, str(savepoints), NATIVE)
+        except OSError as exc:
+            error = exc
+        found = list(savepoints.iterdir())
+        assert len(found) <= 1
+        # Behind the write of its metadata, it is complete.
+        if index > written or (index == written and (fault == "after" or repeats)):
+            assert len(found) == 1
+            assert error is None or not repeats
+        for path in found:
+            if fault == "before" or index > 0:  # else the directory alone was made
+                ckpt.verify(str(path))
+            ckpt.dispose_savepoint(str(path))
+        assert list(savepoints.iterdir()) == []
+
+
+def test_a_complete_savepoint_stays_whatever_cannot_be_cleaned(
+    storage: Storage,
+    snapshot: CheckpointMetadata,
+    savepoints: Path,
+    plan: Plan,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    plan.fails_on = "delete _in_progress"  # always
+    made = write_savepoint(snapshot, storage, str(savepoints), NATIVE)
+    assert ckpt.verify(made.path).files == made.files
+    (warning,) = (r.getMessage() for r in caplog.records if r.levelname == "WARNING")
+    assert f"the savepoint {made.path} is complete" in warning
+    assert ckpt.dispose_savepoint(made.path).left == ()
+
+
+@pytest.mark.parametrize(
+    ("fails_on", "fault"), [("write _metadata", "after"), ("exists _in_progress", "before")]
+)
+def test_a_savepoint_that_may_be_complete_is_not_removed(
+    storage: Storage,
+    snapshot: CheckpointMetadata,
+    savepoints: Path,
+    plan: Plan,
+    caplog: pytest.LogCaptureFixture,
+    fails_on: str,
+    fault: str,
+) -> None:
+    """The error comes after its metadata was written, and does not go away."""
+    plan.fails_on, plan.fault = fails_on, fault
+    with pytest.raises(OSError, match=fault):
+        write_savepoint(snapshot, storage, str(savepoints), NATIVE)
+    (path,) = savepoints.iterdir()
+    assert ckpt.verify(str(path)).files == len(FILES) + 1
+    assert f"the savepoint {path} is kept" in caplog.text
+
+
+def test_what_a_failed_savepoint_leaves_can_be_disposed_of(
+    storage: Storage, snapshot: CheckpointMetadata, savepoints: Path, plan: Plan
+) -> None:
+    """Whatever of it cannot be removed, what says which files are its own goes last."""
+    plan.fails_on = "delete_directory taskowned"
+    storage.path(FILES[1]).unlink()
+    with pytest.raises(CorruptFileError, match=FILES[1]):
+        write_savepoint(snapshot, storage, str(savepoints), NATIVE)
+    (path,) = savepoints.iterdir()
+    assert "_in_progress" in tree(path)
+    assert not ckpt.dispose_savepoint(str(path)).was_complete
+    assert list(savepoints.iterdir()) == []
