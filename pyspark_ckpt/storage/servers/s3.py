@@ -167,7 +167,8 @@ class S3Storage(FsspecStorage):
             place = following
 
     def _create(self, relative: str, chunks: Iterable[bytes]) -> None:
-        # If an answer is lost, s3fs repeats the request, and finds the name taken by the first one.
+        # If an answer is lost, s3fs repeats the request, and finds the name taken by the first one,
+        # or no such upload, because S3 forgets an upload that has ended.
         writer = {_WRITER: secrets.token_hex(16)}
         parts = in_parts(chunks)
         first = next(parts, b"")
@@ -178,8 +179,16 @@ class S3Storage(FsspecStorage):
             else:
                 self._upload(relative, writer, chain([first, second], parts))
         except FileExistsError:
-            if self._call("head_object", relative).get("Metadata") != writer:
+            if not self._has_written(relative, writer):
                 raise
+        except OSError:
+            with suppress(OSError):  # the caller gets the first error instead
+                if self._has_written(relative, writer):
+                    return
+            raise
+
+    def _has_written(self, relative: str, writer: dict[str, str]) -> bool:
+        return bool(self._call("head_object", relative).get("Metadata") == writer)
 
     def _put(self, relative: str, body: bytes, writer: dict[str, str]) -> None:
         """Put an object; repeat the request if S3 reports a conflict with another request."""

@@ -22,6 +22,7 @@ from pyspark_ckpt.storage.servers.parts import PART_BYTES
 from pyspark_ckpt.storage.servers.s3 import S3Storage
 from tests.servers import s3 as s3_server_module
 from tests.servers.conflicting_s3 import Conflicts, conflicting_s3
+from tests.servers.losing_server import Losses, losing_server
 from tests.servers.paging_s3 import paging_s3
 from tests.servers.s3 import BUCKET, ask
 from tests.servers.s3_front import Request
@@ -69,6 +70,36 @@ def test_a_request_that_was_repeated_has_written_the_file_once(prefix: str, size
     assert storage.read("chk-1/_metadata") == b"x" * size
     with pytest.raises(FileExistsError):
         storage.write("chk-1/_metadata", [b"x" * size])
+
+
+def creates(request: Request) -> bool:
+    is_put = request.method == "PUT" and "partNumber=" not in request.path
+    return is_put or (request.method == "POST" and "uploadId=" in request.path)
+
+
+@pytest.fixture
+def losses(s3_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Losses]:
+    """The front that every storage asks from now on."""
+    with losing_server(s3_environment["AWS_ENDPOINT_URL"], creates) as losses:
+        ask(losses.url, monkeypatch)
+        yield losses
+
+
+@pytest.mark.parametrize("carries_out", [False, True])
+@pytest.mark.parametrize("size", [1, LARGE])
+def test_a_file_whose_answer_got_lost_is_written_once(
+    prefix: str, losses: Losses, size: int, carries_out: bool
+) -> None:
+    """S3 has forgotten an upload whose end is sent again."""
+    storage = S3Storage(BUCKET, prefix)
+    losses.left, losses.carries_out = 1, carries_out
+    written = storage.write("chk-1/_metadata", [b"x" * size])
+    assert losses.left == 0
+    with storage.open_verified(written) as file:
+        assert file.read() == b"x" * size
+    with pytest.raises(FileExistsError):
+        storage.write("chk-1/_metadata", [b"x" * size])
+    assert uploads(prefix) == []
 
 
 @pytest.fixture
