@@ -11,7 +11,7 @@ import os
 import re
 import secrets
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -186,9 +186,11 @@ class AzureStorage(RemoteStorage):
 
     def _delete_below(self, path: str) -> None:
         with _natural_errors():
-            below = self._container.list_blob_names(name_starts_with=_prefix(path))
-            # With a hierarchical namespace, a directory is deleted after what is in it.
-            for name in sorted(below, reverse=True):
+            below = sorted(self._container.list_blob_names(name_starts_with=_prefix(path)))
+        # With a hierarchical namespace, a directory is deleted after what is in it.
+        for name in reversed(below):
+            # It is not found if it was deleted before, and that answer got lost.
+            with suppress(FileNotFoundError), _natural_errors():
                 self._container.delete_blob(name)
 
     def files_below(self, directory: str) -> tuple[str, ...]:

@@ -149,7 +149,8 @@ class GcsStorage(RemoteStorage):
     def _delete_below(self, path: str) -> None:
         for page in self._pages(_prefix(path)):
             for item in page.get("items", []):
-                self._request("DELETE", f"{self._objects}/{quote(item['name'], safe='')}")
+                with suppress(FileNotFoundError):  # deleted before, if its answer got lost
+                    self._request("DELETE", f"{self._objects}/{quote(item['name'], safe='')}")
 
     def files_below(self, directory: str) -> tuple[str, ...]:
         prefix = _prefix(self._path(directory))

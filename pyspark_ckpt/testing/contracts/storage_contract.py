@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -46,6 +46,14 @@ class StorageContract:
     def url(self) -> str:
         """Return the URL of an empty place; its last name must need quoting, such as a space."""
         raise NotImplementedError
+
+    @pytest.fixture
+    def lose_deletions(self) -> Callable[[int], None] | None:
+        """Return what loses the answers to the next deletions, which the server carries out.
+
+        Override it for a storage that repeats requests; the storage is opened behind it.
+        """
+        return None
 
     @pytest.fixture
     def any_storage(self, url: str) -> Storage:
@@ -387,3 +395,21 @@ class StorageContract:
         any_storage.remove_directory("state")
         assert not any_storage.exists("state")
         any_storage.remove_directory("state")
+
+    def test_what_is_deleted_goes_although_answers_get_lost(
+        self, lose_deletions: Callable[[int], None] | None, url: str
+    ) -> None:
+        """The request is sent again, and the server does not find the file any more."""
+        if lose_deletions is None:
+            return
+        storage = open_storage(url)
+        for path in ("state/0", "state/deep/1", "state/2", "moved/1", "moved/2", "file", "stays"):
+            storage.write(path, [b"x"])
+        lose_deletions(2)
+        storage.remove_directory("state")
+        lose_deletions(1)
+        storage.delete(["file"])
+        lose_deletions(1)
+        storage.move("moved", "kept")
+        assert storage.list() == ["kept", "stays"]
+        assert storage.list("kept") == ["1", "2"]

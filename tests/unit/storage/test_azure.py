@@ -15,8 +15,8 @@ from pyspark_ckpt.formats.metadata_file import read_metadata
 from pyspark_ckpt.storage.open import open_storage
 from pyspark_ckpt.storage.servers import azure as azure_storage
 from pyspark_ckpt.storage.servers.parts import PART_BYTES
-from tests.servers.azure import ACCOUNT, CONTAINER, connection_string
-from tests.servers.losing_server import Losses, losing_server
+from tests.servers.azure import ACCOUNT, CONTAINER
+from tests.servers.losing_server import Losses, losing_azure
 from tests.servers.s3_front import Request
 
 pytestmark = pytest.mark.wide
@@ -33,14 +33,7 @@ def creates(request: Request) -> bool:
 @pytest.fixture
 def losses(azure_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Losses]:
     """The front that every storage asks from now on."""
-    connection = azure_environment[CONNECTION]
-    url = connection.partition("BlobEndpoint=")[2].partition(f"/{ACCOUNT}")[0]
-    with losing_server(url, creates) as losses:
-        monkeypatch.setenv(CONNECTION, connection_string(losses.url))
-        monkeypatch.setattr(azure_storage, "_service", azure_storage._service.__wrapped__)
-        monkeypatch.setitem(azure_storage._RETRIES, "initial_backoff", 0)
-        monkeypatch.setitem(azure_storage._RETRIES, "increment_base", 0)
-        monkeypatch.setitem(azure_storage._RETRIES, "random_jitter_range", 0)
+    with losing_azure(azure_environment, creates, monkeypatch) as losses:
         yield losses
 
 

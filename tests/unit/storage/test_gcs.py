@@ -14,7 +14,7 @@ from pyspark_ckpt.formats.metadata_file import read_metadata
 from pyspark_ckpt.storage.open import open_storage
 from pyspark_ckpt.storage.servers import gcs as gcs_storage
 from pyspark_ckpt.storage.servers.gcs import GcsStorage
-from tests.servers.losing_server import Losses, losing_server
+from tests.servers.losing_server import Losses, losing_gcs
 from tests.servers.s3_front import Request
 
 EMULATOR = "STORAGE_EMULATOR_HOST"
@@ -29,9 +29,7 @@ def creates(request: Request) -> bool:
 @pytest.fixture
 def losses(gcs_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Losses]:
     """The front that every storage asks from now on."""
-    with losing_server(gcs_environment[EMULATOR], creates) as losses:
-        monkeypatch.setenv(EMULATOR, losses.url)
-        monkeypatch.setattr(gcs_storage, "_FIRST_PAUSE_SECONDS", 0)
+    with losing_gcs(gcs_environment, creates, monkeypatch) as losses:
         yield losses
 
 

@@ -22,7 +22,7 @@ from pyspark_ckpt.storage.servers.parts import PART_BYTES
 from pyspark_ckpt.storage.servers.s3 import S3Storage
 from tests.servers import s3 as s3_server_module
 from tests.servers.conflicting_s3 import Conflicts, conflicting_s3
-from tests.servers.losing_server import Losses, losing_server
+from tests.servers.losing_server import Losses, is_deletion, losing_s3
 from tests.servers.paging_s3 import paging_s3
 from tests.servers.s3 import BUCKET, ask
 from tests.servers.s3_front import Request
@@ -80,8 +80,7 @@ def creates(request: Request) -> bool:
 @pytest.fixture
 def losses(s3_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Losses]:
     """The front that every storage asks from now on."""
-    with losing_server(s3_environment["AWS_ENDPOINT_URL"], creates) as losses:
-        ask(losses.url, monkeypatch)
+    with losing_s3(s3_environment, creates, monkeypatch) as losses:
         yield losses
 
 
@@ -255,10 +254,6 @@ def test_a_look_at_many_files_is_many_requests_at_once(
         storage.delete([files[7].path])
         with pytest.raises(CorruptFileError, match="shared/7 is missing"):
             check_files(S3Storage(BUCKET, prefix), files)
-
-
-def is_deletion(request: Request) -> bool:
-    return request.method == "DELETE"
 
 
 def test_many_deletions_are_many_requests_at_once(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from pyspark_ckpt.testing.contracts.storage_contract import StorageContract
+from tests.servers.losing_server import is_deletion, losing_azure, losing_gcs, losing_s3
 
 
 class TestLocalStorage(StorageContract):
@@ -27,6 +29,13 @@ class TestS3Storage(StorageContract):
     def url(self, s3_url: str) -> str:
         return f"{s3_url}/check points"
 
+    @pytest.fixture
+    def lose_deletions(
+        self, s3_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    ) -> Iterator[Callable[[int], None]]:
+        with losing_s3(s3_environment, is_deletion, monkeypatch) as losses:
+            yield losses.lose
+
 
 @pytest.mark.wide
 class TestHdfsStorage(StorageContract):
@@ -41,8 +50,22 @@ class TestAzureStorage(StorageContract):
     def url(self, azure_url: str) -> str:
         return f"{azure_url}/check points"
 
+    @pytest.fixture
+    def lose_deletions(
+        self, azure_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    ) -> Iterator[Callable[[int], None]]:
+        with losing_azure(azure_environment, is_deletion, monkeypatch) as losses:
+            yield losses.lose
+
 
 class TestGcsStorage(StorageContract):
     @pytest.fixture
     def url(self, gcs_url: str) -> str:
         return f"{gcs_url}/check points"
+
+    @pytest.fixture
+    def lose_deletions(
+        self, gcs_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    ) -> Iterator[Callable[[int], None]]:
+        with losing_gcs(gcs_environment, is_deletion, monkeypatch) as losses:
+            yield losses.lose
