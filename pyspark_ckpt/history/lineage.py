@@ -17,9 +17,12 @@ from pyspark_ckpt.formats.layout import HISTORY, METADATA_NAME, REQUESTS, SHARED
 from pyspark_ckpt.formats.metadata import CheckpointMetadata, OperatorMetadata, Origin
 from pyspark_ckpt.formats.metadata_file import read_metadata
 from pyspark_ckpt.formats.modes import CheckpointKind
-from pyspark_ckpt.history.places import directory_below
+from pyspark_ckpt.history.places import OF_ONE_FILE, directory_below
 from pyspark_ckpt.history.times import utc_time
+from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.storage.open import Storage, open_storage
+
+logger = library_logger(__name__)
 
 COLUMNS = (
     "kind", "path", "checkpoint_id", "query_id", "query_name", "epoch", "completed_at", "operators",
@@ -109,7 +112,8 @@ def rows_of_tree(root: Storage) -> list[dict[str, Any]]:
 
     Each row is followed by the queries that were restored from it, oldest epochs first. If the
     origin of a query is not below the directory, a row with the query's record of its origin comes
-    before the query. Damaged checkpoints and savepoints are left out.
+    before the query. Damaged checkpoints and savepoints are left out. So is what may not be read,
+    with a warning in the log.
     """
     by_query: dict[str, list[_StoredEpoch]] = {}
     for epoch in _below(root, _LEVELS):
@@ -170,8 +174,12 @@ def _below(directory: Storage, levels: int) -> Iterator[_StoredEpoch]:
             if name in _WITHOUT_EPOCHS or name.startswith((".", "_")):
                 continue
             below = directory_below(directory, name)
-            if below is not None:
+            if below is None:
+                continue
+            try:
                 yield from _below(below, levels - 1)
+            except OF_ONE_FILE as exc:
+                logger.warning("%s is left out of a search: %s", below.url, exc)
 
 
 def _identity_of(origin: Origin) -> _Identity:

@@ -142,6 +142,43 @@ def test_a_directory_is_shown_as_a_tree(storage: Storage, snapshot: CheckpointMe
     assert set(own_checkpoint.generation) <= {0}
 
 
+class _Forbidden(LocalStorage):
+    """A directory in which some may not be looked at; the tests' user may see all."""
+
+    def child(self, name: str) -> LocalStorage:
+        return _Forbidden(Path(super().child(name).url))
+
+    def list(self, directory: str | None = None) -> list[str]:
+        if self.name == "secret":
+            raise PermissionError(13, "Permission denied", self.url)
+        return super().list(directory)
+
+    def exists(self, relative: str) -> bool:
+        if self.name == "closed":
+            raise PermissionError(13, "Permission denied", self.url_of(relative))
+        return super().exists(relative)
+
+    def read(self, relative: str) -> bytes:
+        if self.parent().name == "own":
+            raise PermissionError(13, "Permission denied", self.url_of(relative))
+        return super().read(relative)
+
+
+def test_what_may_not_be_read_hides_no_other_of_a_tree(
+    storage: Storage, snapshot: CheckpointMetadata, caplog: pytest.LogCaptureFixture
+) -> None:
+    (path,) = generations(storage, snapshot, 1)
+    root = storage.root.parent / "sp"
+    for name in ("a/secret", "a/closed", "a/own", "z"):
+        shutil.copytree(path, root / name / "savepoint-0")
+    rows = lineage_module.rows_of_tree(_Forbidden(root))
+    assert [row["path"] for row in rows] == [path, f"{root}/z/savepoint-0"]
+    warned = [record.getMessage().partition(" is left out")[0] for record in caplog.records]
+    assert warned == [f"{root}/a/closed", f"{root}/a/own/savepoint-0", f"{root}/a/secret"]
+    with pytest.raises(PermissionError):
+        lineage_module.rows_of_tree(_Forbidden(root / "a" / "secret"))
+
+
 def test_two_savepoints_of_one_epoch(storage: Storage, snapshot: CheckpointMetadata) -> None:
     """A fork stands once, behind the savepoint that it was restored from."""
     root = storage.root.parent / "sp"
