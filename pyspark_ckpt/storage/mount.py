@@ -39,17 +39,14 @@ def give_name(temporary: Path, path: Path) -> None:
         If the file system has neither hard links nor a rename that replaces nothing.
     """
     try:
-        os.link(temporary, path)
-    except FileExistsError:
+        _link_or_rename(temporary, path)
+    except OSError:
         # A server that got the request twice refuses the second one, and that is what we hear of.
+        # Or it made the link and answered with an error; then the rename finds the name taken.
         with suppress(OSError):
             if temporary.samefile(path):
                 return
         raise
-    except OSError as exc:
-        if exc.errno not in _NO_LINKS:
-            raise
-        _rename(temporary, path, exc)
 
 
 def check_mount(directory: Path) -> None:
@@ -120,6 +117,15 @@ def _check(directory: Path, files: list[Path], path: Path) -> bool:
             f"{where}, which does not show a file that was just written (a stale cache): {advice}"
         )
     return True
+
+
+def _link_or_rename(temporary: Path, path: Path) -> None:
+    try:
+        os.link(temporary, path)
+    except OSError as exc:
+        if exc.errno not in _NO_LINKS:
+            raise
+        _rename(temporary, path, exc)
 
 
 def _rename(temporary: Path, path: Path, no_link: OSError) -> None:

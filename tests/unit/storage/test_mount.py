@@ -50,15 +50,16 @@ def test_a_disk_without_links_is_usable_by_its_renames(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("number", [errno.EEXIST, errno.EIO])
 def test_a_link_that_was_made_although_its_answer_got_lost_is_its_writers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    """A client of NFS sends a request again, and the server refuses the second one."""
+    """A client of NFS sends a request again, and the server refuses the second one, or is away."""
     link = os.link
 
     def repeated(source: Path, target: Path) -> None:
         link(source, target)
-        link(source, target)
+        raise OSError(number, os.strerror(number), str(source), None, str(target))
 
     monkeypatch.setattr(os, "link", repeated)
     storage = open_storage(str(tmp_path))
