@@ -125,7 +125,8 @@ class GcsStorage(RemoteStorage):
             return int(self._found(path, "size")["size"])
         except FileNotFoundError:
             prefix = _prefix(path)
-            if prefix and not self._page(prefix, maxResults="1").get("items"):
+            pages = self._pages(prefix, maxResults="1")  # a page may be empty before others
+            if prefix and not any(page.get("items") for page in pages):
                 raise
             return None
 

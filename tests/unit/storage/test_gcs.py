@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -15,7 +16,7 @@ from pyspark_ckpt.storage.open import open_storage
 from pyspark_ckpt.storage.servers import gcs as gcs_storage
 from pyspark_ckpt.storage.servers.gcs import GcsStorage
 from tests.servers.losing_server import Losses, losing_gcs
-from tests.servers.s3_front import Request
+from tests.servers.s3_front import Answer, Request, s3_front
 
 EMULATOR = "STORAGE_EMULATOR_HOST"
 LARGE = 17 << 20
@@ -87,6 +88,30 @@ def test_a_listing_has_all_pages(gcs_url: str, monkeypatch: pytest.MonkeyPatch) 
     assert len(asked) >= 3
     storage.delete_directory("shared")
     assert not storage.exists("shared")
+
+
+def test_an_empty_page_before_others_hides_no_directory(
+    gcs_environment: dict[str, str], gcs_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server may answer so while it passes over what was deleted."""
+    content = b'{"nextPageToken": "next"}'
+
+    def answer(request: Request) -> Answer:
+        if request.method != "GET" or "prefix=" not in request.path:
+            return request.passed_on()
+        if "pageToken=next" in request.path:
+            return replace(request, path=request.path.replace("pageToken=next", "")).passed_on()
+        return 200, [("Content-Type", "application/json")], content
+
+    with s3_front(gcs_environment[EMULATOR], answer) as front:
+        monkeypatch.setenv(EMULATOR, front)
+        storage = open_storage(gcs_url)
+        storage.write("state/0/1.delta", [b"x"])
+        assert storage.exists("state")
+        assert not storage.exists("state/1")
+        assert storage.list() == ["state"]
+        storage.remove_directory("state")
+        assert not storage.exists("state")
 
 
 def test_a_bucket_that_is_not_there_is_named(gcs_url: str) -> None:
