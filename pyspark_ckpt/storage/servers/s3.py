@@ -34,6 +34,7 @@ _KINDS = {"head_object": "head", "abort_multipart_upload": "delete"}
 _ATTEMPTS = 6
 _FIRST_PAUSE_SECONDS = 0.05
 _WRITER = "writer"
+_VERSION = "?versionId="
 _UNFINISHED = re.compile(r"\..+\.[0-9a-f]{8}\.tmp")
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 
@@ -53,7 +54,7 @@ class S3Storage(FsspecStorage):
     Raises
     ------
     ConfigurationError
-        If s3fs is not installed, or the bucket's name is not allowed.
+        If s3fs is not installed, or the bucket's name or the prefix is not allowed.
     UnsafePathError
         If the prefix steps upwards.
     """
@@ -67,6 +68,11 @@ class S3Storage(FsspecStorage):
                 "s3://bucket/prefix, and keep credentials in the environment"
             )
         prefix = prefix.strip("/")
+        if _VERSION in prefix:
+            raise ConfigurationError(
+                f"s3://{bucket}/{prefix}: s3fs takes {_VERSION} for the version of an object, and "
+                "would not find what is written here: choose a path without it"
+            )
         parts = path_parts(prefix, f"s3://{bucket}") if prefix else ()
         root = "/".join((bucket, *parts))
         super().__init__(f"s3://{root}", root, _file_system())

@@ -13,7 +13,7 @@ import pytest
 
 from pyspark_ckpt.checkpoint.cleaning import garbage
 from pyspark_ckpt.checkpoint.file_check import check_files
-from pyspark_ckpt.errors import CheckpointNotFoundError, CorruptFileError
+from pyspark_ckpt.errors import CheckpointNotFoundError, ConfigurationError, CorruptFileError
 from pyspark_ckpt.formats.layout import segment_path
 from pyspark_ckpt.formats.metadata_file import read_metadata
 from pyspark_ckpt.storage.open import open_storage
@@ -235,6 +235,14 @@ def test_unfinished_uploads_on_every_page_are_garbage(
         storage.delete(left)
         assert pages.asked == 4  # not once for each file
     assert uploads(prefix) == []
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/a?versionId=1", "s3a://bucket/a?versionId=/b"])
+def test_a_path_that_is_taken_for_a_version_is_refused(url: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"\?versionId= .* choose a path without it"):
+        open_storage(url)
+    with pytest.raises(ConfigurationError, match="versionId"):
+        open_storage("s3://bucket").child("a?versionId=1")
 
 
 def is_look(request: Request) -> bool:
