@@ -25,7 +25,7 @@ from tests.servers.conflicting_s3 import Conflicts, conflicting_s3
 from tests.servers.losing_server import Losses, is_deletion, losing_s3
 from tests.servers.paging_s3 import paging_s3
 from tests.servers.s3 import BUCKET, ask
-from tests.servers.s3_front import Request
+from tests.servers.s3_front import Answer, Request, s3_front
 from tests.servers.waiting_s3 import waiting_s3
 
 LARGE = 2 * PART_BYTES + 1
@@ -235,6 +235,26 @@ def test_unfinished_uploads_on_every_page_are_garbage(
         storage.delete(left)
         assert pages.asked == 4  # not once for each file
     assert uploads(prefix) == []
+
+
+def test_a_server_that_lists_no_uploads_lists_its_files(
+    prefix: str, s3_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = b"<Error><Code>NotImplemented</Code><Message>not supported</Message></Error>"
+
+    def answer(request: Request) -> Answer:
+        if request.method == "GET" and "uploads" in request.path:
+            return 501, [("Content-Type", "application/xml")], content
+        return request.passed_on()
+
+    with s3_front(s3_environment["AWS_ENDPOINT_URL"], answer) as url:
+        ask(url, monkeypatch)
+        storage = S3Storage(BUCKET, prefix)
+        written = storage.write(segment_path("op", 0, 5), [b"x" * LARGE])
+        assert storage.list() == ["taskowned"]
+        assert garbage(storage, [], 5) == [written.path]
+        storage.delete([written.path, "taskowned/.file.0123abcd.tmp"])
+        assert storage.list() == []
 
 
 @pytest.mark.parametrize("url", ["s3://bucket/a?versionId=1", "s3a://bucket/a?versionId=/b"])
