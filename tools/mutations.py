@@ -148,6 +148,13 @@ MUTATIONS = (
         "tests/unit/savepoint",
     ),
     Mutation(
+        "a complete savepoint behind which something failed",
+        "pyspark_ckpt/savepoint/savepoint.py",
+        "            if self._is_published():",
+        "            if False:",
+        "tests/unit/savepoint/test_savepoint.py",
+    ),
+    Mutation(
         "newer formats of a handle",
         "pyspark_ckpt/formats/handle.py",
         "if header.format_version > HANDLE_FORMAT_VERSION:",
