@@ -214,8 +214,15 @@ class CheckpointFiles:
         self._delete_garbage(completed, uncertain)
 
     def discard_all(self) -> None:
-        """Remove all checkpoints and the files that only they need; the state stays."""
-        self.store.check()
+        """Remove all checkpoints and the files that only they need; the state stays.
+
+        Raises
+        ------
+        FencedError
+            If another driver has taken the query over; its checkpoints and their files stay.
+        OSError, CkptError
+            If not everything could be removed.
+        """
         newest = max(self.store.ids(), default=None)
         metadata = None if newest is None else self.read(newest)
         self.store.remove_all()
@@ -225,8 +232,7 @@ class CheckpointFiles:
             needed = {file.path for handle in metadata.handles() for file in handle.files()}
             of_readers = self._needed_by_readers()
             if of_readers is not None:
-                needed |= of_readers
-                self._storage.delete(garbage_of(self._storage, metadata, needed))
+                self._delete_unneeded(metadata, needed | of_readers)
 
     def _remove_old(self, kept: Set[int], newest: int, retained_from: int) -> None:
         for number in self.store.used_ids():
@@ -277,11 +283,13 @@ class CheckpointFiles:
         # that has not written its pin yet will see that.
         of_readers = self._needed_by_readers()
         if isinstance(newest, CheckpointMetadata) and of_readers is not None:
-            needed |= of_readers
-            found = garbage_of(self._storage, newest, needed)
-            self.store.check()  # no newer driver has written what was found
-            self._storage.delete(found)
-            self._forget(found)
+            self._delete_unneeded(newest, needed | of_readers)
+
+    def _delete_unneeded(self, newest: CheckpointMetadata, needed: Set[str]) -> None:
+        found = garbage_of(self._storage, newest, needed)
+        self.store.check()  # no newer driver has written what was found
+        self._storage.delete(found)
+        self._forget(found)
 
 
 class CleaningHold:

@@ -302,8 +302,10 @@ class CheckpointRunner:
         """
         self.hold.wait(self._timeout_ms / 1000)
         with self.exclusive:
-            self._files.discard_all()
-            self._store.close()
+            try:
+                self._files.discard_all()
+            finally:
+                self._store.close()
 
     def _present_epochs(
         self, is_present: Callable[[CheckpointMetadata], bool]

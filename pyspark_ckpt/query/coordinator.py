@@ -401,7 +401,13 @@ class CheckpointCoordinator:
             )
             return
         error = self._try("deleting the checkpoints", self._runner.discard_all)
-        if error is not None and not isinstance(error, FencedError):
+        if isinstance(error, FencedError):
+            logger.warning(
+                "%s: another driver runs the query now. Checkpoints and files that were not "
+                "deleted before it started stay until its own checkpoints replace them",
+                self._name,
+            )
+        elif error is not None:
             self.watched.note(checkpoints_stay(self._files.query_id, error))
 
     def _try(self, what: str, step: Callable[[], None]) -> BaseException | None:

@@ -104,7 +104,16 @@ class CompletedCheckpointStore(ABC):
 
     @abstractmethod
     def remove_all(self) -> None:
-        """Remove all checkpoints, but keep a record of the highest id."""
+        """Remove all checkpoints, but keep a record of the highest id.
+
+        The ids are listed before the fence is checked, and only these are removed: a newer driver
+        may complete checkpoints meanwhile.
+
+        Raises
+        ------
+        FencedError
+            If another driver has claimed the store after this driver.
+        """
 
     @abstractmethod
     def adopt(self, ids: Iterable[int], last_id: int) -> None:

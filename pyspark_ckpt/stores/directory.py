@@ -147,13 +147,15 @@ class CompletedCheckpoints(CompletedCheckpointStore):
 
     def remove_all(self) -> None:
         used = self.used_ids()
+        self.check()  # no newer driver has one of these ids
         self._storage.delete([metadata_path(number) for number in used])
         for number in used[:-1]:
             self.remove(number)
         if used and used[-1] not in self._own:
             # Its driver may be about to write its `_metadata`: an id of this driver takes its place
             # as the highest.
-            self.reserve(used[-1] + 1)
+            with suppress(FileExistsError):  # of a newer driver: it records the highest id too
+                self.reserve(used[-1] + 1)
             self.remove(used[-1])
 
     def adopt(self, ids: Iterable[int], last_id: int) -> None:

@@ -147,7 +147,9 @@ class PointedCheckpoints(CompletedCheckpointStore):
         super().revoke(checkpoint_id)
 
     def remove_all(self) -> None:
-        for number in self.used_ids():
+        used = self.used_ids()
+        self.check()  # no newer driver has one of these ids
+        for number in used:
             self.remove(number)
 
     def adopt(self, ids: Iterable[int], last_id: int) -> None:

@@ -17,7 +17,8 @@ from pyspark_ckpt.query.requests import RequestHandler
 from pyspark_ckpt.restore.location.start_location import StartLocation
 from pyspark_ckpt.savepoint.taker import SavepointTaker
 from pyspark_ckpt.storage import retrying as retrying_storage
-from pyspark_ckpt.storage.open import Storage
+from pyspark_ckpt.storage.open import LocalStorage, Storage
+from pyspark_ckpt.stores.directory import CompletedCheckpoints
 from tests.faults.faulty_storage import FaultyStorage, Plan
 from tests.query.harness import (
     DEADLINE,
@@ -196,3 +197,18 @@ def test_checkpoints_that_cannot_be_deleted_raise_at_the_end(
     with pytest.raises(ckpt.FailedCheckpointsError, match="could not be deleted"):
         query.stop()
     assert files_below(job.checkpoint_path / f"chk-{taken.checkpoint_id}")
+
+
+def test_checkpoints_of_a_query_that_another_driver_runs_stay_and_a_warning_says_so(
+    job: Job, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its own settings would delete them, and the other driver has its own."""
+    job = job.using(SELDOM).using({RETENTION: "DELETE_ON_CANCELLATION"})
+    query = job.start()
+    job.feed.add(events_of(0))
+    query.processAllAvailable()
+    taken = query.triggerCheckpoint()
+    CompletedCheckpoints(LocalStorage(job.checkpoint_path)).claim()
+    query.stop()
+    assert "another driver runs the query now" in caplog.text
+    assert [row.checkpoint_id for row in completed(query)] == [taken.checkpoint_id]

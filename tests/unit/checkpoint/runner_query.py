@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from fnmatch import fnmatch
 from pathlib import Path
 
 import msgspec
@@ -47,38 +48,80 @@ class FaultyStorage(LocalStorage):
 
 
 class Paused(LocalStorage):
-    """A storage whose driver is paused before it writes or deletes one file."""
+    """A storage whose driver is paused at one operation.
 
-    def __init__(self, root: Path, operation: str) -> None:
+    Parameters
+    ----------
+    root
+        The directory.
+    operation
+        A pattern for the beginning of what the driver is about to do, or has ``written``; ``None``
+        pauses it nowhere.
+    """
+
+    def __init__(self, root: Path, operation: str | None = None) -> None:
         super().__init__(root)
-        self._operation = operation
-        self._is_there, self._goes_on = threading.Event(), threading.Event()
+        self._is_there, self._goes_on, self._is_over = (threading.Event() for _ in range(3))
+        self.pause_at(operation)
+
+    def pause_at(self, operation: str | None, before: int = 0) -> None:
+        """Pause at the next operation like this one, after so many like it."""
+        self._operation, self._before = operation, before
 
     def begin(self, work: Callable[[], object]) -> Future[object]:
-        """Begin to do something in another thread; return when it is paused."""
+        """Begin to do something in another thread; return when it is paused, or has ended."""
         pool = ThreadPoolExecutor(1)
         future = pool.submit(work)
         pool.shutdown(wait=False)
+        future.add_done_callback(lambda _: self._is_there.set())
         assert self._is_there.wait(60)
         return future
 
     def go_on(self) -> None:
         self._goes_on.set()
 
+    def await_write(self) -> None:
+        """Wait until the write that was paused has ended."""
+        assert self._is_over.wait(60)
+
     def write(self, relative: str, chunks: Iterable[bytes]) -> FileReference:
-        self._pause_at(f"write {relative}")
-        return super().write(relative, chunks)
+        was_paused = self._reached(f"write {relative}")
+        try:
+            reference = super().write(relative, chunks)
+        finally:
+            if was_paused:
+                self._is_over.set()
+        self._reached(f"written {relative}")
+        return reference
 
     def delete(self, relatives: Iterable[str]) -> None:
         paths = tuple(relatives)
         for path in paths:
-            self._pause_at(f"delete {path}")
+            self._reached(f"delete {path}")
         super().delete(paths)
 
-    def _pause_at(self, operation: str) -> None:
-        if operation.startswith(self._operation):
-            self._is_there.set()
-            assert self._goes_on.wait(60)
+    def delete_directory(self, relative: str) -> None:
+        self._reached(f"delete directory {relative}")
+        super().delete_directory(relative)
+
+    def exists(self, relative: str) -> bool:
+        self._reached(f"exists {relative}")
+        return super().exists(relative)
+
+    def list(self, directory: str | None = None) -> list[str]:
+        self._reached(f"list {directory or ''}")
+        return super().list(directory)
+
+    def _reached(self, operation: str) -> bool:
+        """Pause if it is the operation; return whether it was."""
+        if self._operation is None or not fnmatch(operation, f"{self._operation}*"):
+            return False
+        self._before -= 1
+        if self._before != -1:
+            return False
+        self._is_there.set()
+        assert self._goes_on.wait(60)
+        return True
 
 
 class Heard(CheckpointListener):

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,18 +19,14 @@ from pyspark_ckpt.errors import CheckpointAbortedError, FencedError
 from pyspark_ckpt.formats.metadata_file import read_metadata
 from pyspark_ckpt.history.records import CompletedCheckpoint
 from pyspark_ckpt.restore.source import RestoreSource
+from pyspark_ckpt.settings import HighAvailability
 from pyspark_ckpt.snapshot.pin import ReaderPin
 from pyspark_ckpt.storage.open import LocalStorage
 from pyspark_ckpt.stores.directory import CompletedCheckpoints
+from pyspark_ckpt.stores.open import find_store
 from pyspark_ckpt.stores.reader_pins import encode_pin, pin_name
 from tests.faults.epochs import Epochs, restored_epoch
-from tests.unit.checkpoint.runner_query import (
-    Paused,
-    Query,
-    directories,
-    failed,
-    take,
-)
+from tests.unit.checkpoint.runner_query import Paused, Query, directories, failed, take
 
 
 def test_of_two_drivers_the_first_is_fenced_and_touches_nothing(
@@ -147,6 +147,50 @@ def test_discarding_refuses_what_the_driver_before_may_still_publish(
         taking.result(timeout=60)
     store = CompletedCheckpoints(storage)
     assert (store.ids(), store.last_id()) == ([], 3)
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_complete"), [("files", True), ("files", False), ("kubernetes", False)]
+)
+def test_a_paused_driver_discards_nothing_of_the_next_driver(
+    tmp_path: Path, request: pytest.FixtureRequest, kind: str, *, is_complete: bool
+) -> None:
+    """Scenario 24: at each operation; the next one's checkpoint is complete, or half written."""
+    settings: dict[str, Any] = {}
+    if kind == "kubernetes":
+        maps = request.getfixturevalue("kubernetes").maps
+        settings = {"high_availability_type": HighAvailability.KUBERNETES}
+    for step in itertools.count():
+        root = tmp_path / str(step)
+        epochs, paused = Epochs(LocalStorage(root)), Paused(root)
+        one = epochs.runner(paused, **settings)
+        epochs.commit()
+        one.take(epochs.committed_epoch, periodic=False)
+        one.close()
+        paused.pause_at("", before=step)
+        discarding = paused.begin(one.discard_all)
+        if discarding.done():
+            break
+        its_storage = Paused(root, "written chk-*/_metadata")
+        other = epochs.runner(its_storage, **settings)
+        epochs.commit()
+        take_one = partial(other.take, epochs.committed_epoch, periodic=False)
+        taking = its_storage.begin(take_one)
+        if is_complete:
+            its_storage.go_on()
+            taking.result(timeout=60)
+        paused.go_on()
+        assert isinstance(discarding.exception(timeout=60), FencedError | None)
+        its_storage.go_on()
+        taken = taking.result(timeout=60)
+        assert isinstance(taken, CompletedCheckpoint)
+        with closing(find_store(LocalStorage(root))) as store:
+            assert taken.checkpoint_id in store.ids()
+            assert restored_epoch(store, LocalStorage(root), taken.checkpoint_id) == 1
+        if settings:
+            maps.clear()
+    assert step > 5
+    assert discarding.exception() is None
 
 
 def test_discarded_checkpoints_leave_the_state_and_the_highest_id(
