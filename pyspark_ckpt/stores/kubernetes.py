@@ -92,7 +92,9 @@ class KubernetesPointers(Pointers):
         self._change(point)
 
     def delete(self, checkpoint_id: int) -> None:
-        if checkpoint_id in self.ids():
+        data = self._data()
+        self._check(data)
+        if f"{_COMPLETED}{checkpoint_id}" in data:
             self._change(lambda data: data.pop(f"{_COMPLETED}{checkpoint_id}", None))
 
     def ids(self) -> list[int]:

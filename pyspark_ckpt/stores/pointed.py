@@ -23,7 +23,8 @@ class Pointers(ABC):
     """The ids and pointers of one query; a fenced driver cannot change them.
 
     All methods raise ``OSError`` if it is unknown whether they succeeded. Methods that change
-    something also raise :class:`FencedError`.
+    something also raise :class:`FencedError`, even if there is nothing to change. A driver that has
+    never claimed is not fenced: a claimed checkpoint's new owner deletes its pointer.
     """
 
     @abstractmethod
@@ -48,7 +49,11 @@ class Pointers(ABC):
 
     @abstractmethod
     def delete(self, checkpoint_id: int) -> None:
-        """Delete a pointer if it exists."""
+        """Delete a pointer if it exists.
+
+        A fenced driver is refused without a pointer too: the id may be one that another driver is
+        about to point to, and the caller deletes its ``_metadata`` next.
+        """
 
     @abstractmethod
     def ids(self) -> list[int]:

@@ -91,10 +91,11 @@ class ZooKeeperPointers(Pointers):
             change.create(self._node(checkpoint_id), url.encode())
 
     def delete(self, checkpoint_id: int) -> None:
-        if checkpoint_id not in self.ids():
-            return
-        with self._changing() as change:
-            change.delete(self._node(checkpoint_id))
+        if checkpoint_id in self.ids():
+            with self._changing() as change:
+                change.delete(self._node(checkpoint_id))
+        elif self._version is not None:
+            self.check()
 
     def ids(self) -> list[int]:
         from kazoo.exceptions import NoNodeError

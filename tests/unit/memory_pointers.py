@@ -30,7 +30,7 @@ class MemoryPointers(Pointers):
 
     def __init__(self, shared: SharedPointers) -> None:
         self._shared = shared
-        self._driver = 0
+        self._driver: int | None = None
 
     def claim(self) -> None:
         with self._shared.lock:
@@ -38,7 +38,7 @@ class MemoryPointers(Pointers):
             self._driver = self._shared.driver
 
     def check(self) -> None:
-        if self._shared.driver != self._driver:
+        if self._driver is not None and self._shared.driver != self._driver:
             raise FencedError(
                 "another driver of this process has taken over the query's checkpoints; run a "
                 "query once at a time, and stop this one"

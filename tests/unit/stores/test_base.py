@@ -11,6 +11,7 @@ import pytest
 
 from pyspark_ckpt.errors import CheckpointNotFoundError, CorruptFileError, FencedError
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
+from pyspark_ckpt.formats.metadata_file import encode_metadata
 from pyspark_ckpt.operator.run.subtask import checkpoint_to_notify
 from pyspark_ckpt.settings import HighAvailability, Settings
 from pyspark_ckpt.storage.file_reference import FileReference
@@ -314,6 +315,40 @@ def test_what_hung_while_another_driver_had_the_store_is_completed_only_if_nobod
         store.check_reserved(2)
     store.add(4, snapshot)
     assert store.ids() == [1, 3, 4]
+
+
+def test_a_fenced_driver_removes_nothing_that_is_not_complete_yet(
+    kind: str,
+    store: CompletedCheckpointStore,
+    new_driver: NewDriver,
+    snapshot: CheckpointMetadata,
+    place: Storage,
+) -> None:
+    """Scenario 24: its successor has written ``_metadata``, and will put the pointer next."""
+    other = new_driver()
+    other.claim()
+    other.reserve(1)
+    path = "chk-1/_metadata"
+    place.write(path, [encode_metadata(snapshot)])
+    with pytest.raises(FencedError, match="another driver"):
+        store.remove_all()
+    if "files" not in kind:  # each change of a pointer is fenced
+        with pytest.raises(FencedError, match="another driver"):
+            store.remove(1)
+    assert place.exists(path)
+    assert 1 in other.used_ids()
+
+
+def test_a_program_that_never_claimed_the_store_makes_a_checkpoint_incomplete(
+    store: CompletedCheckpointStore, new_driver: NewDriver, snapshot: CheckpointMetadata
+) -> None:
+    """A fork does, for a checkpoint that it has claimed; its query may have no driver any more."""
+    new_driver().revoke(1)
+    store.add(1, snapshot)
+    for _ in range(2):
+        new_driver().revoke(1)
+        assert store.ids() == []
+    store.check()
 
 
 def test_an_id_that_was_freed_is_not_given_out_again(
