@@ -78,8 +78,8 @@ class DriverTerm:
 class CompletedCheckpoints(CompletedCheckpointStore):
     """``chk-N`` directories below a checkpoints directory.
 
-    The newest directory stays even if its checkpoint was aborted or discarded, because the next
-    start gets the highest id from it. If it is another driver's, a new one takes its place.
+    The newest directory stays even if its checkpoint was aborted, because the next start gets the
+    highest id from it. If all checkpoints are discarded, a new and empty one takes its place.
     """
 
     def __init__(self, storage: CoordinatorStorage) -> None:
@@ -89,6 +89,7 @@ class CompletedCheckpoints(CompletedCheckpointStore):
         self._known_ids: set[int] = set()
         self._reserved: set[int] = set()
         self._own: set[int] = set()
+        self._record: int | None = None
 
     def claim(self) -> None:
         self._term = DriverTerm(self._storage)
@@ -151,11 +152,12 @@ class CompletedCheckpoints(CompletedCheckpointStore):
         self._storage.delete([metadata_path(number) for number in used])
         for number in used[:-1]:
             self.remove(number)
-        if used and used[-1] not in self._own:
-            # Its driver may be about to write its `_metadata`: an id of this driver takes its place
-            # as the highest.
+        if used and used[-1] != self._record:
+            # Another driver, a step that hangs or a late request may still write its `_metadata`.
+            # So it loses its `_author`, and an id that nobody completes records the highest one.
             with suppress(FileExistsError):  # of a newer driver: it records the highest id too
                 self.reserve(used[-1] + 1)
+                self._record = used[-1] + 1
             self.remove(used[-1])
 
     def adopt(self, ids: Iterable[int], last_id: int) -> None:

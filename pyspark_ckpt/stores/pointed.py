@@ -80,7 +80,7 @@ class PointedCheckpoints(CompletedCheckpointStore):
         self._pointers = pointers
         self._reserved: set[int] = set()
         self._is_claimed = False
-        # A checkpoint may hang while another thread claims the store again.
+        # A checkpoint may hang while another thread claims the store again, or removes its id.
         self._claiming = threading.Lock()
 
     def claim(self) -> None:
@@ -140,11 +140,12 @@ class PointedCheckpoints(CompletedCheckpointStore):
         return max(super().last_id(), self._pointers.last_id())
 
     def remove(self, checkpoint_id: int) -> None:
+        with self._claiming:  # a step that hangs puts its pointer before this, or never
+            self._reserved.discard(checkpoint_id)
         self._pointers.delete(checkpoint_id)
         # By name: a listing may lack them, and a fork would begin with what is left.
         self._storage.delete([_pointed_path(checkpoint_id), metadata_path(checkpoint_id)])
         self._storage.delete_directory(checkpoint_name(checkpoint_id))
-        self._reserved.discard(checkpoint_id)
 
     def revoke(self, checkpoint_id: int) -> None:
         self._storage.delete([_pointed_path(checkpoint_id)])

@@ -27,6 +27,7 @@ from pyspark_ckpt.stores.open import find_store
 from pyspark_ckpt.stores.reader_pins import encode_pin, pin_name
 from tests.faults.epochs import Epochs, restored_epoch
 from tests.unit.checkpoint.runner_query import Paused, Query, directories, failed, take
+from tests.unit.checkpoint.still_clock import StillClock
 
 
 def test_of_two_drivers_the_first_is_fenced_and_touches_nothing(
@@ -193,6 +194,32 @@ def test_a_paused_driver_discards_nothing_of_the_next_driver(
     assert discarding.exception() is None
 
 
+def test_a_write_that_hangs_completes_nothing_that_was_discarded(
+    storage: LocalStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scenario 6: ``_metadata`` of an expired checkpoint is written after its files are deleted."""
+    epochs, clock = Epochs(storage), StillClock()
+    monkeypatch.setattr("pyspark_ckpt.checkpoint.runner.monotonic_ms", clock)
+    paused = Paused(storage.root, "write chk-2/_metadata")
+    runner = epochs.runner(paused, timeout_ms=1_000)
+    epochs.commit()
+    runner.take(epochs.committed_epoch, periodic=False)
+    epochs.commit()
+    taking = paused.begin(lambda: runner.take(epochs.committed_epoch, periodic=False))
+    clock.now_ms += 1_000
+    with pytest.raises(CheckpointAbortedError, match="expired while writing"):
+        taking.result(timeout=60)
+    runner.close()
+    runner.discard_all()
+    paused.go_on()
+    paused.await_write()
+    store = CompletedCheckpoints(storage)
+    assert (store.ids(), store.last_id()) == ([], 3)
+    following = epochs.runner().take(epochs.committed_epoch, periodic=False)
+    assert isinstance(following, CompletedCheckpoint)
+    assert restored_epoch(store, storage, following.checkpoint_id) == 1
+
+
 def test_discarded_checkpoints_leave_the_state_and_the_highest_id(
     query: Query, start: Callable[..., CheckpointRunner]
 ) -> None:
@@ -205,8 +232,8 @@ def test_discarded_checkpoints_leave_the_state_and_the_highest_id(
     runner.close()
     assert take(runner, query) is Refusal.QUERY_ENDED
     runner.discard_all()
-    assert directories(query) == ["chk-3"]
-    assert query.storage.list("chk-3") == ["_author"]
+    assert directories(query) == ["chk-4"]
+    assert query.storage.list("chk-4") == ["_author"]
     assert query.storage.exists(last)
     assert query.storage.exists(query.segments[-1].path)
     assert not query.storage.exists(query.segments[0].path)
@@ -215,7 +242,7 @@ def test_discarded_checkpoints_leave_the_state_and_the_highest_id(
     assert runner.newest() is None
     taken = take(runner, query)
     assert isinstance(taken, CompletedCheckpoint)
-    assert taken.checkpoint_id == 4
+    assert taken.checkpoint_id == 5
 
 
 @pytest.mark.parametrize("error", [PermissionError("not yours"), None])
@@ -271,4 +298,4 @@ def test_what_a_reader_has_pinned_outlives_discarded_checkpoints(
     assert query.storage.exists(log.file.path)
     pin.close()
     runner.discard_all()
-    assert directories(query) == ["chk-1"]
+    assert directories(query) == ["chk-2"]
