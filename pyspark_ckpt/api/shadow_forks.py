@@ -144,6 +144,7 @@ def shadow_of_location(
         metadata = source.metadata
         followed = FollowedQuery(
             SparkLog(location),
+            metadata.query_id,
             source_ids(writer._stream),
             given_names(writer._stream),
             metadata.epoch,

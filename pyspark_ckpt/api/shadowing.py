@@ -155,7 +155,9 @@ def shadow(
         taken = coordinator.trigger_savepoint(
             made.child("savepoint").url, SavepointFormat.NATIVE, is_noted=False
         )
-        followed = FollowedQuery(files.spark_log, files.source_ids, files.given_names, taken.epoch)
+        followed = FollowedQuery(
+            files.spark_log, files.query_id, files.source_ids, files.given_names, taken.epoch
+        )
         found = filled_shadow(
             writer,
             change,

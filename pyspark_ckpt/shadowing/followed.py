@@ -40,6 +40,8 @@ class FollowedQuery:
     ----------
     log
         Of its location.
+    query_id
+        Its id, which a rollback changes.
     source_ids, given_names
         Its sources, as in :class:`QueryFiles`.
     after
@@ -47,9 +49,15 @@ class FollowedQuery:
     """
 
     def __init__(
-        self, log: SparkLog, source_ids: tuple[int, ...], given_names: tuple[str, ...], after: int
+        self,
+        log: SparkLog,
+        query_id: str,
+        source_ids: tuple[int, ...],
+        given_names: tuple[str, ...],
+        after: int,
     ) -> None:
         self._log = log
+        self._query_id = query_id
         self._source_ids = source_ids
         self._given_names = given_names
         self._first = after + 1
@@ -62,8 +70,9 @@ class FollowedQuery:
         Raises
         ------
         CheckpointAbortedError
-            If Spark has deleted its entry already.
+            If Spark has deleted its entry already, or the location is another query's by now.
         """
+        self._check_query()
         committed = self._log.committed_epoch()
         if committed is None or committed <= self._last:
             return None
@@ -71,6 +80,7 @@ class FollowedQuery:
         try:
             found = self._read(epoch)
         except (CorruptFileError, CheckpointAbortedError, FileNotFoundError) as exc:
+            self._check_query()
             reason = (
                 "The shadow began at an old checkpoint: trigger one of the query first"
                 if epoch == self._first
@@ -82,8 +92,17 @@ class FollowedQuery:
                 f"committed epoch {committed} ({exc}). {reason}, or raise "
                 "spark.sql.streaming.minBatchesToRetain of the query"
             ) from exc
+        self._check_query()  # a rollback while it was read may have mixed two epochs of one number
         self._last = epoch
         return found
+
+    def _check_query(self) -> None:
+        """Check that the location was not rolled back; numbers of epochs do not show it."""
+        if self._log.query_id() != self._query_id:
+            raise CheckpointAbortedError(
+                f"{self._log.storage.url}: query {self._query_id} was rolled back, or its location "
+                "was cleared, so the epochs of the shadow are void: discard it, and begin another"
+            )
 
     def _read(self, epoch: int) -> FollowedEpoch:
         entry = self._log.offsets_entry(epoch)

@@ -12,6 +12,9 @@ from pyspark.sql import DataFrame, Row
 from pyspark.sql.streaming import StatefulProcessor
 
 import pyspark_ckpt as ckpt
+from pyspark_ckpt.api.shadow_forks import shadow_of_location
+from pyspark_ckpt.shadowing.rules import Rules
+from pyspark_ckpt.storage.open import LocalStorage
 from tests.query.harness import BACKEND, BACKENDS, INTERVAL, Feed, Job, digests, until
 from tests.query.session_conf import session_conf
 from tests.query.timed import at, timed_feed
@@ -276,3 +279,31 @@ def test_a_shadow_that_ends(job: Job) -> None:
         with pytest.raises(ckpt.CkptError, match="has ended: start it"):
             ckpt.shadow(query, job.df())
         left.discard()
+
+
+@pytest.mark.soak
+def test_a_shadow_of_a_query_that_is_rolled_back(job: Job) -> None:
+    """The query runs on with other epochs of the same numbers, and no file says so but its id."""
+    with session_conf(job.spark, {PARTITIONS: "2"}):
+        query = begun(job)
+        checkpoint = query.triggerCheckpoint()
+        shadow = shadow_of_location(
+            LocalStorage(job.location_path),
+            job.df(),
+            job.df(),
+            Rules(),
+            LocalStorage(job.base / "s"),
+        )
+        epoch_of(job, 5)
+        report = compared(shadow, query)
+        query.stop()
+        ckpt.rollback(str(job.location_path), f"chk-{checkpoint.checkpoint_id}")
+        with job.but(out="again").running() as again:
+            for second in (9, 14):
+                epoch_of(job, second)
+                again.processAllAvailable()
+            with pytest.raises(ckpt.CheckpointAbortedError, match="was rolled back"):
+                shadow.awaitTermination(60)
+        assert shadow.report.last_epoch == report.last_epoch
+        assert "rolled back" in str(shadow.report.stopped)
+        shadow.discard()
