@@ -20,6 +20,15 @@ _LONG_DIGITS, _MOST_DIGITS = 19, 38
 
 _TIMES = "pyspark_ckpt times"
 
+_WRITTEN_WHOLE = {
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
+}
+"""Else the user's conf may drop microseconds, or refuse or move old dates. No option does that."""
+
+_READ_BY_NAME = {"spark.sql.parquet.fieldId.read.enabled": "false"}
+"""Else columns with an id may be null, if the user's conf lets files be written without ids."""
+
 
 class KeptOutput:
     """A ``foreachBatch`` function that writes an epoch's output into a directory of the shadow.
@@ -34,7 +43,12 @@ class KeptOutput:
         self._url = url
 
     def __call__(self, df: DataFrame, epoch: int) -> None:
-        """Write the rows; an epoch that runs again replaces its output."""
+        """Write the rows; an epoch that runs again replaces its output.
+
+        The session of `df` has to be of this run of Spark's query alone, as that of
+        ``foreachBatch`` is: its conf is changed.
+        """
+        _set_conf(df.sparkSession, _WRITTEN_WHOLE)
         df.write.mode("overwrite").parquet(self.path(epoch))
 
     def path(self, epoch: int) -> str:
@@ -56,7 +70,7 @@ class ComparedOutput:
     Parameters
     ----------
     spark
-        A session of the shadow's own.
+        A session of the shadow's own, whose conf is changed.
     old, new
         The output of the original and of the candidate.
     keys
@@ -79,6 +93,7 @@ class ComparedOutput:
         note: Callable[[str], None],
         skip: Callable[[str], None],
     ) -> None:
+        _set_conf(spark, _READ_BY_NAME)
         self._spark = spark
         self._old, self._new = old, new
         self._rules = rules
@@ -108,9 +123,8 @@ class ComparedOutput:
         """Return the rows of an epoch that differ, and how many more were not collected."""
         if not self._casts:
             return iter(()), 0
-        columns = [*map(self._column, self._casts)]
         sides = [
-            self._read(side, epoch).select(*columns, F.lit(sign).alias(_TIMES))
+            self._read(side, epoch).select(*self._columns(side), F.lit(sign).alias(_TIMES))
             for side, sign in ((self._old, 1), (self._new, -1))
         ]
         quoted = [F.col(_quoted(name)) for name in self._casts]
@@ -130,13 +144,27 @@ class ComparedOutput:
         return pair_rows(old, new, self.keys, self._rules.tolerance), more
 
     def _read(self, side: Output, epoch: int) -> DataFrame:
-        return self._spark.read.schema(side.schema).parquet(side.kept.path(epoch))
+        reader = self._spark.read.schema(side.schema)
+        reader = reader.options(ignoreMissingFiles=False, ignoreCorruptFiles=False)
+        return reader.parquet(side.kept.path(epoch))
 
-    def _column(self, name: str) -> Column:
-        common = self._casts[name]
-        column = F.col(_quoted(name))
-        cast = column.cast("string") if common is None else column.cast(common)
-        return cast.alias(name)
+    def _columns(self, side: Output) -> list[Column]:
+        return [
+            _cast(F.col(_quoted(name)), side.schema[name].dataType, common).alias(name)
+            for name, common in self._casts.items()
+        ]
+
+
+def _cast(column: Column, own: T.DataType, common: T.DataType | None) -> Column:
+    if common is None:
+        return column.cast("string")
+    # All that is read from files may be null, and no cast takes that back.
+    return column if own.simpleString() == common.simpleString() else column.cast(common)
+
+
+def _set_conf(spark: SparkSession, conf: dict[str, str]) -> None:
+    for key, value in conf.items():
+        spark.conf.set(key, value)
 
 
 def _common(old: T.DataType, new: T.DataType) -> T.DataType | None:

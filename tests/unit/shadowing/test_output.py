@@ -7,15 +7,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 
 from pyspark_ckpt.shadowing import output
 from pyspark_ckpt.shadowing.output import ComparedOutput, KeptOutput, Output
 from pyspark_ckpt.shadowing.rules import Rules
+from pyspark_ckpt.spark.own_session import own_session
 from pyspark_ckpt.testing.schema_text import parse_schema
 
 LARGE = 2**53
 LONG_DIGITS = "12345678901234567.12"
+
+
+@pytest.fixture
+def spark(spark: SparkSession) -> SparkSession:
+    """A session of the test's own: what keeps and compares output changes its conf."""
+    return own_session(spark, {})
 
 
 @pytest.fixture
@@ -97,3 +106,74 @@ def test_one_row_that_differs_often_fills_no_memory(
     compared = ComparedOutput(spark, *outputs, ["k"], Rules(), print, print)
     pairs, more = compared.differing(1)
     assert (len(list(pairs)), more) == (5, 94)
+
+
+PARQUET = "spark.sql.parquet."
+LOSSY = {
+    f"{PARQUET}outputTimestampType": "TIMESTAMP_MILLIS",
+    f"{PARQUET}datetimeRebaseModeInWrite": "EXCEPTION",
+    f"{PARQUET}writeLegacyFormat": "true",
+    f"{PARQUET}fieldId.write.enabled": "false",
+    f"{PARQUET}fieldId.read.enabled": "true",
+    f"{PARQUET}fieldId.read.ignoreMissing": "true",
+    "spark.sql.files.ignoreCorruptFiles": "true",
+    "spark.sql.files.ignoreMissingFiles": "true",
+}
+"""What a user may set for files of the user's own."""
+
+
+@pytest.fixture
+def streamed(spark: SparkSession, tmp_path: Path) -> Any:
+    """Return outputs that queries of a lossy session have kept, and that session."""
+    session = own_session(spark, LOSSY)
+
+    def kept(*columns: str) -> tuple[SparkSession, list[Output]]:
+        spark.range(1).write.parquet(str(tmp_path / "in"))
+        outputs = []
+        for name, column in zip(("old", "new"), columns, strict=True):
+            rows = session.readStream.schema("id bigint").parquet(str(tmp_path / "in"))
+            df = rows.select(F.lit("a").alias("k"), F.expr(column).alias("x", metadata=ID))
+            side = Output(KeptOutput(str(tmp_path / name)), df.schema)
+            writer = df.writeStream.foreachBatch(side.kept).trigger(availableNow=True)
+            writer.option(
+                "checkpointLocation", str(tmp_path / f"{name}-loc")
+            ).start().awaitTermination()
+            outputs.append(side)
+        assert {key: session.conf.get(key) for key in LOSSY} == LOSSY  # the query's own has others
+        return session, outputs
+
+    return kept
+
+
+ID = {"parquet.field.id": 1}
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("TIMESTAMP '2024-01-01 00:00:00.000001'", "TIMESTAMP '2024-01-01 00:00:00.000999'"),
+        ("DATE '1500-02-28'", "DATE '1500-03-01'"),
+        ("array(1.25BD, NULL)", "array(1.25BD, 2.25BD)"),
+        ("1", "2"),
+    ],
+)
+def test_the_users_conf_does_not_decide_what_is_kept(streamed: Any, old: str, new: str) -> None:
+    session, outputs = streamed(old, new)
+    compared = ComparedOutput(own_session(session, {}), *outputs, ["k"], Rules(), print, print)
+    pairs, more = compared.differing(0)
+    ((key, before, after),) = pairs
+    assert (key, more) == ({"k": "a"}, 0)
+    assert before is not None
+    assert None not in before.values()
+    assert before != after
+
+
+def test_output_that_cannot_be_read_is_not_passed_over(streamed: Any) -> None:
+    session, outputs = streamed("1", "1")
+    for side in outputs:
+        for file in Path(side.kept.path(0)).glob("*.parquet"):
+            file.write_bytes(b"not Parquet")
+            file.with_name(f".{file.name}.crc").unlink()
+    compared = ComparedOutput(own_session(session, {}), *outputs, ["k"], Rules(), print, print)
+    with pytest.raises(Py4JJavaError, match="is not a Parquet file"):
+        compared.differing(0)
