@@ -21,6 +21,7 @@ from pyspark_ckpt.errors import CkptError, FencedError, RestoreError
 from pyspark_ckpt.formats.layout import (
     CHECKPOINTS_DIRECTORY,
     SEEDINGS,
+    SHADOW,
     checkpoint_id_of,
     checkpoint_name,
     is_savepoint_name,
@@ -395,9 +396,9 @@ def _is_content(location: Storage, name: str) -> bool:
     """Return whether a name of a location is exchanged.
 
     Its seedings stay: their numbers grow. So do savepoints: they belong to the user, and the
-    history and other programs know them by their paths.
+    history and other programs know them by their paths. And so do shadows, which may run on.
     """
-    if name.startswith((_KEPT, _STAGED)) or name == SEEDINGS:
+    if name.startswith((_KEPT, _STAGED, SHADOW)) or name == SEEDINGS:
         return False
     return name in _OF_THE_QUERY or not any(map(is_savepoint_name, (name, *location.list(name))))
 

@@ -184,8 +184,11 @@ def test_a_rollback_that_is_overtaken_at_its_last_step_changes_nothing(
     assert again.result() == wanted
 
 
-def test_savepoints_in_the_location_stay_where_they_are(job: Job) -> None:
-    """The history has their paths, and what was before a rollback may be deleted."""
+def test_savepoints_and_shadows_in_the_location_stay_where_they_are(job: Job) -> None:
+    """The history has their paths, and what was before a rollback may be deleted.
+
+    A shadow is discarded where it was begun.
+    """
     job = job.using({INLINE: "0b", RETAINED: 10})
     job.feed.add(events_of(0))
     location = job.location_path
@@ -194,7 +197,11 @@ def test_savepoints_in_the_location_stay_where_they_are(job: Job) -> None:
         first = query.triggerSavepoint(str(location / "savepoints"))
         second = query.triggerSavepoint(str(location))
         checkpoint = query.triggerCheckpoint()
+    left = location / "_shadow-0123456789ab" / "candidate" / "metadata"
+    left.parent.mkdir(parents=True)
+    left.touch()
     made = ckpt.rollback(str(location), f"chk-{checkpoint.checkpoint_id}")
+    assert left.exists()
     assert {"offsets", "pyspark_ckpt"} <= {path.name for path in Path(made.kept).iterdir()}
     for savepoint in (first, second):
         assert ckpt.verify(savepoint.path)
