@@ -225,7 +225,8 @@ class Shadow:
         The query stops after its epoch, and a savepoint of that epoch is taken. The candidate
         starts from there, at the query's location and into the query's sink. No row is lost or
         written twice. The query object, its `id` and its epoch numbers continue, as by
-        :meth:`CheckpointedQuery.restartWith`. The shadow is discarded.
+        :meth:`CheckpointedQuery.restartWith`. The shadow is discarded; a warning in the log says so
+        if its files stay.
 
         If the candidate cannot start, the query runs as before and the savepoint is deleted.
 
@@ -273,7 +274,15 @@ class Shadow:
             if not accept_differences:
                 self._check_proven()  # the epoch that ended last may have differed
             promotion = self._promoter(directory)
-            self.discard()
+            self._promoter = None
+            try:
+                self.discard()
+            except (CkptError, OSError) as exc:
+                logger.warning(
+                    "query %s: the candidate has taken over, but files of its shadow stay: %s",
+                    self._query.id,
+                    exc,
+                )
             return promotion
 
     def _check_proven(self) -> None:

@@ -25,6 +25,7 @@ import pyspark_ckpt as ckpt
 from pyspark_ckpt.api import shadowing
 from pyspark_ckpt.cli.main import main
 from pyspark_ckpt.query.start import QueryStart
+from pyspark_ckpt.storage.open import LocalStorage
 from tests.query.harness import BACKEND, INLINE, INTERVAL, SAVEPOINT_DIR, Job, until
 from tests.query.leftovers import metadata_json
 from tests.query.life.test_commands import command
@@ -281,6 +282,39 @@ def test_a_candidate_that_cannot_start(
         epoch_of(job)
         query.processAllAvailable()
         sink.check("aa")
+        query.stop()
+
+
+@pytest.mark.soak
+def test_a_promotion_whose_shadow_cannot_be_deleted_is_done(
+    job: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    sink = Sink("file", job)
+    real = LocalStorage.delete_directory
+
+    def is_busy(storage: LocalStorage, name: str) -> None:
+        if name.startswith("_shadow-"):
+            raise OSError(name)
+        real(storage, name)
+
+    with session_conf(job.spark, {PARTITIONS: "2"}):
+        epoch_of(job)
+        query = sink.start(job.df)
+        query.processAllAvailable()
+        shadow = ckpt.shadow(query, job.but(processor=Mended).df)
+        with monkeypatch.context() as patch:
+            patch.setattr(LocalStorage, "delete_directory", is_busy)
+            promotion = shadow.promote(accept_differences=True)
+        assert promotion.restart.reason == "promote"
+        assert f"files of its shadow stay: {shadow.directory} cannot be deleted" in caplog.text
+        with pytest.raises(ckpt.ConfigurationError, match="it was promoted or discarded"):
+            shadow.promote(accept_differences=True)
+        assert len(list((job.base / "savepoints").glob("savepoint-*"))) == 1
+        shadow.discard()
+        assert not list(job.location_path.glob("_shadow-*"))
+        epoch_of(job)
+        query.processAllAvailable()
+        sink.check("ab")
         query.stop()
 
 
