@@ -17,12 +17,14 @@ from pyspark_ckpt.api.restarts import Launch
 from pyspark_ckpt.api.writer import CheckpointedStreamWriter
 from pyspark_ckpt.errors import ConfigurationError, NotBuiltYetError
 from pyspark_ckpt.formats.layout import SHADOW
+from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.operator.plan.parallelism import building_with
 from pyspark_ckpt.operator.table.catalog import struct_type
 from pyspark_ckpt.query.restartable import Program
+from pyspark_ckpt.restore.location.exchange import live_shadows
 from pyspark_ckpt.restore.source import RestoreSource
 from pyspark_ckpt.sessions.kind import is_connect
-from pyspark_ckpt.settings import ClaimMode, HighAvailability, Retention, Settings
+from pyspark_ckpt.settings import ClaimMode, HighAvailability, Retention, Settings, is_ckpt_option
 from pyspark_ckpt.shadowing.followed import FollowedQuery
 from pyspark_ckpt.shadowing.fork import Fork, ForkedProgram
 from pyspark_ckpt.shadowing.output import KeptOutput
@@ -40,6 +42,8 @@ from pyspark_ckpt.spark.own_session import own_session
 from pyspark_ckpt.spark.plan import given_names, operators_of, source_ids
 from pyspark_ckpt.storage.open import Storage
 
+logger = library_logger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class Change:
@@ -48,6 +52,13 @@ class Change:
     program: Program
     parallelism: int | None
     options: dict[str, str]
+
+    def __post_init__(self) -> None:
+        if others := [key for key in self.options if not is_ckpt_option(key)]:
+            raise ConfigurationError(
+                f"shadow: options has {', '.join(others)}: give spark.ckpt. keys only; the "
+                "candidate takes over the sink of the query, with its options"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +69,6 @@ class Begin:
     followed: FollowedQuery
     directory: Storage
     path: str
-    parallelism: int
 
 
 @contextmanager
@@ -67,8 +77,27 @@ def deleted_on_failure(directory: Storage) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        delete_directory(directory)
+        try:
+            delete_directory(directory)
+        except OSError as exc:
+            live_shadows.discard(directory.name)  # the next start of the query removes it
+            logger.warning("what a shadow that could not begin has left stays: %s", exc)
         raise
+
+
+def check_parent(parent: Storage) -> None:
+    """Refuse the location of another query, whose driver removes what it does not know.
+
+    Raises
+    ------
+    ConfigurationError
+        If it is one.
+    """
+    if SparkLog(parent).query_id() is not None:
+        raise ConfigurationError(
+            f"shadow: directory {parent.url} is the checkpointLocation of a query, which would "
+            "delete the files of the shadow: give another one"
+        )
 
 
 def program_of(writer: CheckpointedStreamWriter) -> Program:
@@ -77,27 +106,19 @@ def program_of(writer: CheckpointedStreamWriter) -> Program:
 
 
 def filled_shadow(
-    writer: CheckpointedStreamWriter,
-    change: Change,
-    rules: Rules,
-    begin: Begin,
-    promoter: Promoter | None,
+    programs: Programs, rules: Rules, begin: Begin, promoter: Promoter | None
 ) -> Shadow:
     """Return a shadow whose forks have their locations, and have run no epoch."""
-    spark = writer._stream.sparkSession
-    if is_connect(spark):
-        raise NotBuiltYetError("shadow is not supported over Spark Connect: use a classic session")
     forks = (
-        _fork("original", Change(program_of(writer), begin.parallelism, {}), writer, begin),
-        _fork("candidate", change, writer, begin),
+        _fork("original", programs.original, begin),
+        _fork("candidate", programs.candidate, begin),
     )
-    keys = _keys(writer, rules)
     found = Shadow(
-        own_session(spark, {}),
+        own_session(programs.original._stream.sparkSession, {}),
         begin.query,
         begin.followed,
         forks,
-        keys,
+        programs.keys,
         rules,
         begin.directory,
         promoter,
@@ -138,6 +159,7 @@ def shadow_of_location(
         each if isinstance(each, CheckpointedStreamWriter) else CheckpointedStreamWriter(each)
         for each in (original, candidate)
     )
+    check_parent(parent)
     made = parent.child(f"{SHADOW}{secrets.token_hex(6)}")
     with deleted_on_failure(made), open_state(location.url) as newest:
         source = RestoreSource(newest.path)
@@ -150,13 +172,10 @@ def shadow_of_location(
             metadata.epoch,
         )
         run = _RunElsewhere(metadata.query_id)
-        found = filled_shadow(
-            writer,
-            Change(changed._stream, None, changed._ckpt_options),
-            rules,
-            Begin(run, followed, made, source.path, metadata.operators[0].parallelism),
-            None,
-        )
+        parallelism = metadata.operators[0].parallelism
+        change = Change(changed._stream, None, changed._ckpt_options)
+        programs = Programs.of(writer, change, rules, parallelism)
+        found = filled_shadow(programs, rules, Begin(run, followed, made, source.path), None)
     return begin_shadow(found, location.url)
 
 
@@ -172,20 +191,38 @@ class _RunElsewhere:
         return True
 
 
-class _ForkWriter(CheckpointedStreamWriter):
+class ForkWriter(CheckpointedStreamWriter):
     """The writer of a fork, which has the settings of the query, but nothing outside of the fork.
 
     Parameters
     ----------
-    df
-        Its program.
-    path
-        The savepoint that it starts from.
+    change
+        Its program, and what it has otherwise than the query.
+    writer
+        Of the query.
+    parallelism
+        With which a program that is a function is built.
     """
 
-    def __init__(self, df: Program, path: str) -> None:
-        super().__init__(df)
-        self._path = path
+    def __init__(self, change: Change, writer: CheckpointedStreamWriter, parallelism: int) -> None:
+        with building_with(parallelism):
+            program = CheckpointedStreamWriter(change.program)._stream
+        super().__init__(program)
+        self.options(**{**writer._ckpt_options, **change.options})
+        self.outputMode(writer._output_mode)
+        self.path: str | None = None
+        """The savepoint that it starts from."""
+
+    def check(self) -> None:
+        """Check settings and operators.
+
+        Raises
+        ------
+        ConfigurationError, PlanError, NotBuiltYetError
+            If they are not allowed.
+        """
+        self._read_settings()
+        operators_of(self._stream)
 
     def _settings(self, spark: SparkSession) -> Settings:
         return replace(
@@ -195,24 +232,61 @@ class _ForkWriter(CheckpointedStreamWriter):
             metrics_reporters=(),
             num_retained=1,
             rescales_by_rule=False,
-            restore_path=self._path,
+            restore_path=self.path,
             claim_mode=ClaimMode.NO_CLAIM,
             retention=Retention.RETAIN_ON_CANCELLATION,
         )
 
 
-def _fork(name: str, change: Change, writer: CheckpointedStreamWriter, begin: Begin) -> Fork:
+@dataclass(frozen=True, slots=True)
+class Programs:
+    """The programs of both forks, and the columns that name a row of their output."""
+
+    original: ForkWriter
+    candidate: ForkWriter
+    keys: list[str]
+
+    @classmethod
+    def of(
+        cls, writer: CheckpointedStreamWriter, change: Change, rules: Rules, parallelism: int
+    ) -> Programs:
+        """Build both programs; refuse what is wrong before anything is written.
+
+        Parameters
+        ----------
+        writer
+            Of the query.
+        change
+            The candidate.
+        rules
+            What the user gave.
+        parallelism
+            Of the query.
+        """
+        if is_connect(writer._stream):
+            raise NotBuiltYetError(
+                "shadow is not supported over Spark Connect: use a classic session"
+            )
+        keys = _keys(writer, rules)
+        same = Change(program_of(writer), None, {})
+        found = cls(
+            ForkWriter(same, writer, parallelism),
+            ForkWriter(change, writer, change.parallelism or parallelism),
+            keys,
+        )
+        found.candidate.check()
+        return found
+
+
+def _fork(name: str, writer: ForkWriter, begin: Begin) -> Fork:
     location = begin.directory.child(name)
     kept = KeptOutput(begin.directory.child(f"output/{name}").hadoop_url)
-    with building_with(change.parallelism or begin.parallelism):
-        fork = _ForkWriter(change.program, begin.path)
-    fork.options(**{**writer._ckpt_options, **change.options})
-    fork.outputMode(writer._output_mode).foreachBatch(kept)
-    fork.option("checkpointLocation", location.hadoop_url)
+    writer.path = begin.path
+    writer.foreachBatch(kept).option("checkpointLocation", location.hadoop_url)
     launch = Launch(_start, lambda _: None)
-    subtasks = operators_of(fork._stream).descriptors[0].parallelism
-    start = fork._query_start(launch, None, subtasks)
-    return Fork(ForkedProgram(name, start, kept, fork._stream.schema, source_ids(fork._stream)))
+    subtasks = operators_of(writer._stream).descriptors[0].parallelism
+    start = writer._query_start(launch, None, subtasks)
+    return Fork(ForkedProgram(name, start, kept, writer._stream.schema, source_ids(writer._stream)))
 
 
 def _start(writer: CheckpointedStreamWriter) -> StreamingQuery:

@@ -17,6 +17,8 @@ from pyspark_ckpt.api.restarts import (
 from pyspark_ckpt.api.shadow_forks import (
     Begin,
     Change,
+    Programs,
+    check_parent,
     deleted_on_failure,
     filled_shadow,
     program_of,
@@ -147,10 +149,14 @@ def shadow(
     files = coordinator.files
     parent = files.spark_log.storage
     if directory is not None:
-        parent = open_storage(qualified_path(spark, directory))
+        given = open_storage(qualified_path(spark, directory))
+        if given.url != parent.url:
+            check_parent(given)
+        parent = given
+    change = Change(candidate, parallelism, dict(options or {}))
+    programs = Programs.of(writer, change, rules, parallelism_of_run(query))
     made = parent.child(f"{SHADOW}{secrets.token_hex(6)}")
     live_shadows.add(made.name)  # the housekeeping of the query removes others
-    change = Change(candidate, parallelism, dict(options or {}))
     with deleted_on_failure(made):
         taken = coordinator.trigger_savepoint(
             made.child("savepoint").url, SavepointFormat.NATIVE, is_noted=False
@@ -159,10 +165,9 @@ def shadow(
             files.spark_log, files.query_id, files.source_ids, files.given_names, taken.epoch
         )
         found = filled_shadow(
-            writer,
-            change,
+            programs,
             rules,
-            Begin(query, followed, made, taken.path, parallelism_of_run(query)),
+            Begin(query, followed, made, taken.path),
             partial(_promoted, query, program_of(writer), change),
         )
         dispose_savepoint(taken.path)

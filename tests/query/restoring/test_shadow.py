@@ -13,6 +13,7 @@ from pyspark.sql.streaming import StatefulProcessor
 
 import pyspark_ckpt as ckpt
 from pyspark_ckpt.api.shadow_forks import shadow_of_location
+from pyspark_ckpt.query.coordinator import CheckpointCoordinator
 from pyspark_ckpt.shadowing.rules import Rules
 from pyspark_ckpt.storage.open import LocalStorage
 from tests.query.harness import BACKEND, BACKENDS, INTERVAL, Feed, Job, digests, until
@@ -187,6 +188,39 @@ def test_a_planted_difference_is_named(job: Job) -> None:
         query.stop()
 
 
+@pytest.mark.wide
+def test_what_is_refused_before_a_savepoint_is_taken(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def taken(*_: Any, **__: Any) -> None:
+        pytest.fail("a savepoint was taken")
+
+    def no_stream() -> DataFrame:
+        return job.stream()  # without an operator
+
+    monkeypatch.setattr(CheckpointCoordinator, "trigger_savepoint", taken)
+    other = job.base / "other"
+    other.mkdir()
+    (other / "metadata").write_text('{"id": "of another query"}')
+    with session_conf(job.spark, {PARTITIONS: "2"}):
+        epoch_of(job, 0)
+        query = job.start()
+        query.processAllAvailable()
+        before = digests(job.location_path)
+        with pytest.raises(ckpt.ConfigurationError, match="keys has missing"):
+            ckpt.shadow(query, job.df, keys=["missing"])
+        with pytest.raises(ckpt.ConfigurationError, match=r"options has path: give spark.ckpt."):
+            ckpt.shadow(query, job.df, options={"path": "elsewhere"})
+        with pytest.raises(ckpt.ConfigurationError, match=BACKEND):
+            ckpt.shadow(query, job.df, options={BACKEND: "none"})
+        with pytest.raises(ckpt.ConfigurationError, match="is the checkpointLocation of a query"):
+            ckpt.shadow(query, job.df, directory=str(other))
+        with pytest.raises(ckpt.PlanError):
+            ckpt.shadow(query, no_stream)
+        assert digests(job.location_path) == before
+        query.stop()
+
+
 @pytest.mark.soak
 def test_one_key_in_100_000(job: Job) -> None:
     """Output and state name it, and nothing else."""
@@ -250,8 +284,6 @@ def test_a_shadow_that_ends(job: Job) -> None:
         query = begun(job)
         query.triggerCheckpoint()
         before = digests(job.location_path)
-        with pytest.raises(ckpt.ConfigurationError, match="keys has missing"):
-            ckpt.shadow(query, job.df(), keys=["missing"])
         with pytest.raises(ckpt.ConfigurationError, match="tolerance"):
             ckpt.shadow(query, job.df(), tolerance=2.0)
         shadow = ckpt.shadow(query, job.df())
