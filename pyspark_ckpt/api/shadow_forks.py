@@ -1,6 +1,7 @@
 """The forks of a shadow: their writers, locations and settings; and shadows of another process.
 
-A fork has the settings of the query, and writes nothing outside of the shadow's directory.
+A fork has the settings of the query, and writes nothing outside of the shadow's directory. Its
+queries run in a copy of the session of its program.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from pyspark_ckpt.shadowing.shadow import (
 )
 from pyspark_ckpt.snapshot.snapshot import open_state
 from pyspark_ckpt.spark.log import SparkLog
-from pyspark_ckpt.spark.own_session import own_session
+from pyspark_ckpt.spark.own_session import of_own_session, own_session
 from pyspark_ckpt.spark.plan import given_names, operators_of, source_ids
 from pyspark_ckpt.storage.open import Storage
 
@@ -207,7 +208,8 @@ class ForkWriter(CheckpointedStreamWriter):
     def __init__(self, change: Change, writer: CheckpointedStreamWriter, parallelism: int) -> None:
         with building_with(parallelism):
             program = CheckpointedStreamWriter(change.program)._stream
-        super().__init__(program)
+        super().__init__(of_own_session(program))
+        self._conf = writer._conf  # of its start; the session's may be for other queries by now
         self.options(**{**writer._ckpt_options, **change.options})
         self.outputMode(writer._output_mode)
         self.path: str | None = None

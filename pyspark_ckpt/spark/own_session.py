@@ -12,6 +12,7 @@ Only this module depends on how Spark starts a query. Beyond Spark's API it reli
 * ``MicroBatchExecution.watermarkPropagator`` gives each operator its watermark. It is made with
   the query, from the conf of the user's session, and is not used before that event is over. Its
   companion object makes a new one from the query's own conf.
+* ``Dataset.ofRows`` makes a DataFrame of any session from an analyzed plan; a start does as much.
 * ``SQLConf.withExistingConf`` lets the calling thread check a plan with another conf; other threads
   are not affected. It requires Py4J's pinned threads, PySpark's default.
 
@@ -27,7 +28,7 @@ from functools import partial
 from typing import Any
 
 from py4j.clientserver import ClientServer
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.listener import (
     QueryIdleEvent,
     QueryProgressEvent,
@@ -58,6 +59,19 @@ def own_session(spark: SparkSession, conf: Mapping[str, str]) -> SparkSession:
     for key, value in conf.items():
         session.conf.set(key, value)
     return session
+
+
+def of_own_session(df: DataFrame) -> DataFrame:
+    """Return a DataFrame of a classic session as one of a copy of that session.
+
+    A query of it is not in the user's ``spark.streams``, whose ``awaitAnyTermination`` and
+    listeners do not see it.
+    """
+    session = own_session(df.sparkSession, {})
+    java: Any = session._jvm
+    plan = df._jdf.queryExecution().analyzed()
+    dataset = java.org.apache.spark.sql.classic.Dataset
+    return DataFrame(dataset.ofRows(session._jsparkSession, plan), session)
 
 
 def start_with_conf(

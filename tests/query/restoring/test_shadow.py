@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, Row
-from pyspark.sql.streaming import StatefulProcessor
+from pyspark.sql.streaming import StatefulProcessor, StreamingQueryListener
 
 import pyspark_ckpt as ckpt
 from pyspark_ckpt.api.shadow_forks import shadow_of_location
@@ -17,6 +18,7 @@ from pyspark_ckpt.query.coordinator import CheckpointCoordinator
 from pyspark_ckpt.shadowing.rules import Rules
 from pyspark_ckpt.storage.open import LocalStorage
 from tests.query.harness import BACKEND, BACKENDS, INTERVAL, Feed, Job, digests, until
+from tests.query.leftovers import metadata_json
 from tests.query.session_conf import session_conf
 from tests.query.timed import at, timed_feed
 
@@ -186,6 +188,59 @@ def test_a_planted_difference_is_named(job: Job) -> None:
         assert found["op.total", "changed", "k7"].columns == ("n",)
         assert "k7" in report._repr_html_()
         query.stop()
+
+
+class Started(StreamingQueryListener):
+    """The queries of a session that have started."""
+
+    def __init__(self) -> None:
+        self.ids: list[str] = []
+
+    def onQueryStarted(self, event: Any) -> None:
+        self.ids.append(str(event.id))
+
+    def onQueryProgress(self, event: Any) -> None: ...
+
+    def onQueryIdle(self, event: Any) -> None: ...
+
+    def onQueryTerminated(self, event: Any) -> None: ...
+
+
+@pytest.mark.wide
+def test_forks_have_the_settings_of_the_query_in_sessions_of_their_own(job: Job) -> None:
+    """Whoever waits with ``awaitAnyTermination`` waits on, and the session may be changed."""
+    streams, started = job.spark.streams, Started()
+    with session_conf(job.spark, {PARTITIONS: "2"}):
+        with session_conf(job.spark, {BACKEND: "heap"}):
+            query = begun(job)
+        streams.addListener(started)
+        streams.resetTerminated()
+        waits = threading.Thread(target=streams.awaitAnyTermination, daemon=True)
+        waits.start()
+        options = {BACKEND: "rocksdb"}
+        with ckpt.shadow(query, in_another_order(job), epochs=1, options=options) as shadow:
+            epoch_of(job, 5)
+            query.processAllAvailable()
+            assert shadow.awaitTermination(60)
+            assert shadow.report.is_equal, shadow.report
+            place = Path(shadow.directory.removeprefix("file://"))
+            backends = {
+                path.parts[-3]: metadata_json(path)["operators"][0]["backend"]
+                for path in place.glob("*/pyspark_ckpt/chk-*")
+            }
+            assert backends == {"original": "heap", "candidate": "rocksdb"}
+        failing = ckpt.shadow(query, job.but(processor=Fails).df())
+        epoch_of(job, 9)
+        query.processAllAvailable()
+        with pytest.raises(ckpt.ProcessorError, match="no luck"):
+            failing.awaitTermination(60)
+        failing.discard()
+        assert waits.is_alive()
+        assert started.ids == []
+        query.stop()
+        waits.join(60)
+        assert not waits.is_alive()
+        streams.removeListener(started)
 
 
 @pytest.mark.wide
