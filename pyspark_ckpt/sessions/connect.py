@@ -181,10 +181,10 @@ def _modifiable(spark: SparkSession) -> dict[str, str]:
 
 
 def is_active(spark: SparkSession, query_id: str) -> bool:
-    """Return whether a query runs in a session of this server that this process knows."""
+    """Return whether a query runs in a session of this server that this process has in use."""
     return any(
         query_id in _active_ids(session)
-        for session in {spark, *_clones}
+        for session in {spark, *_kept()}
         if can_answer_for(spark, session)
     )
 
@@ -322,6 +322,7 @@ def _end_unused(client: Any, users: Any, ours: str | None) -> None:
 
 def _kept() -> list[Any]:
     """Return the sessions that the library made and has not ended."""
+    # A list of references: other threads may make and end sessions meanwhile.
     sessions = [reference() for reference in _clones.keyrefs()]
     return [session for session in sessions if session is not None]
 
@@ -355,15 +356,16 @@ def _close(client: Any) -> None:
 
 def _release(users: Any) -> None:
     """End the sessions that were made of a stopped one; the server then stops their queries."""
-    for session in [each for each, of in list(_clones.items()) if of is users]:
-        end_session(session)
+    for session in _kept():
+        if _clones.get(session) is users:
+            end_session(session)
 
 
 def _close_all() -> None:
     """Close the sessions at the end of the process; gRPC waits without end if they close later."""
     sessions = _kept()
-    stopped = {id(users): users for users in list(_clones.values()) if users.is_stopped}
-    for users in stopped.values():
+    owners = {id(users): users for users in map(_clones.get, sessions)}
+    for users in [each for each in owners.values() if each is not None and each.is_stopped]:
         releasing = threading.Thread(target=_release, args=(users,), daemon=True)
         releasing.start()
         releasing.join(_RELEASED_WITHIN_S)  # the server may have ended with the user's session
