@@ -1,16 +1,10 @@
-"""``attach``: takes up the checkpoints of a running query whose client has ended.
-
-A Spark Connect server continues a query without its client. The record that a new client needs is
-in the conf of the session on the server: it exists exactly as long as the query can run. Its key
-does not begin with ``spark.``, so tasks do not get it.
-"""
+"""``attach``: takes up the checkpoints of a running query whose client has ended."""
 
 from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
 
-import msgspec
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -23,12 +17,17 @@ from pyspark_ckpt.query.query import CheckpointedQuery
 from pyspark_ckpt.query.stopping.drain import LastEpochs
 from pyspark_ckpt.sessions import connect
 from pyspark_ckpt.sessions.kind import is_connect
+from pyspark_ckpt.sessions.query_records import (
+    QueryRecord,
+    forget_ended,
+    keep_record,
+    records_of,
+    running,
+)
 from pyspark_ckpt.settings import Settings
 from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.spark.operators import StatefulOperators
 from pyspark_ckpt.storage.open import open_storage
-
-_KEY = "pyspark_ckpt.query."
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,28 +47,14 @@ _attaching = threading.Lock()
 """Held while a query gets a coordinator, because two of them would fence each other."""
 
 
-class _Record(msgspec.Struct, frozen=True):
-    """What a new client needs to checkpoint a query."""
-
-    query_id: str
-    query_name: str | None
-    session_id: str
-    location: str
-    checkpoint_location: str
-    checkpoints: str
-    operators: tuple[str, ...]
-    source_ids: tuple[int, ...]
-    given_names: tuple[str, ...]
-    settings: Settings
-
-
 def remember(
     started: StartedQuery, session: SparkSession, files: QueryFiles, settings: Settings
 ) -> None:
     """Keep what :func:`attach` needs for a query.
 
-    Records of queries of this process that have ended are removed. No other server is asked whether
-    they have ended, because it may itself have ended, and PySpark waits minutes for its answer.
+    Records of queries of this process that have ended are removed, unless another client continues
+    the query. No other server is asked whether they have ended, because it may itself have ended,
+    and PySpark waits minutes for its answer.
 
     Parameters
     ----------
@@ -90,8 +75,8 @@ def remember(
         return
     for key, each in ended.items():
         if each.spark is spark and key != query.id:
-            spark.conf.unset(f"{_KEY}{key}")
-    record = _Record(
+            forget_ended(spark, key)
+    record = QueryRecord(
         query_id=query.id,
         query_name=query.name,
         session_id=connect.id_of(session),
@@ -103,7 +88,7 @@ def remember(
         given_names=tuple(files.given_names),
         settings=settings,
     )
-    spark.conf.set(f"{_KEY}{query.id}", msgspec.json.encode(record).decode())
+    keep_record(spark, record)
 
 
 def attach(spark: SparkSession, query: str) -> CheckpointedQuery:
@@ -149,8 +134,8 @@ def _known_query(spark: SparkSession, query: str) -> CheckpointedQuery | None:
         named = [each for each in _known.values() if query in (each.query.id, each.query.name)]
     if is_connect(spark):  # another server may have ended, and would be asked for minutes
         named = [each for each in named if connect.can_answer_for(spark, each.spark)]
-    running = [each.query for each in named if _runs(each.query)]
-    return running[-1] if running else None
+    active = [each.query for each in named if _runs(each.query)]
+    return active[-1] if active else None
 
 
 def _runs(query: CheckpointedQuery) -> bool:
@@ -164,7 +149,7 @@ def _runs(query: CheckpointedQuery) -> bool:
 
 def _taken_up(spark: SparkSession, query: str) -> CheckpointedQuery:
     try:
-        record = _record(spark, query) if is_connect(spark) else None
+        found = _recorded(spark, query) if is_connect(spark) else None
     except PySparkException as exc:
         if not connect.is_unknown_session(exc):
             raise
@@ -172,39 +157,25 @@ def _taken_up(spark: SparkSession, query: str) -> CheckpointedQuery:
             f"the server has closed this session, so query {query!r} cannot be attached: open "
             "another session, and start the query again from its checkpointLocation"
         ) from exc
-    found = None if record is None else _running(spark, record)
-    if record is None or found is None:
+    if found is None:
         raise ConfigurationError(
             f"no query {query!r} of pyspark_ckpt runs in this session: start it again from its "
             "checkpointLocation, or open the session that it runs in, by its session_id"
         )
-    return _attached(spark, found[0], found[1], record)
+    return _attached(spark, *found)
 
 
-def _record(spark: SparkSession, query: str) -> _Record | None:
-    records = [
-        msgspec.json.decode(value, type=_Record)
-        for key, value in spark.conf.getAll.items()
-        if key.startswith(_KEY)
-    ]
-    fitting = [each for each in records if query in (each.query_id, each.query_name)]
-    return next((each for each in fitting if _running(spark, each) is not None), None)
-
-
-def _running(spark: SparkSession, record: _Record) -> tuple[SparkSession, StreamingQuery] | None:
-    """Return the query of a record and its session, ``None`` if it has ended."""
-    session = connect.session_of_id(spark, record.session_id)
-    try:
-        active = [each for each in session.streams.active if each.id == record.query_id]
-    except PySparkException as exc:
-        if connect.is_unknown_session(exc):  # the server has closed it, and stopped its queries
-            return None
-        raise
-    return (session, active[0]) if active else None
+def _recorded(
+    spark: SparkSession, query: str
+) -> tuple[SparkSession, StreamingQuery, QueryRecord] | None:
+    """Return the running query with an id or a name, its session and its record."""
+    fitting = [each for each in records_of(spark) if query in (each.query_id, each.query_name)]
+    active = [(*found, each) for each in fitting if (found := running(spark, each)) is not None]
+    return active[0] if active else None
 
 
 def _attached(
-    spark: SparkSession, session: SparkSession, query: StreamingQuery, record: _Record
+    spark: SparkSession, session: SparkSession, query: StreamingQuery, record: QueryRecord
 ) -> CheckpointedQuery:
     log = SparkLog(open_storage(record.location))
     files = QueryFiles(

@@ -1,0 +1,55 @@
+"""Queries that a server runs without their client, and several clients of one session."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.connect.conftest import ROOT
+
+pytestmark = [pytest.mark.reach, pytest.mark.timeout(900)]
+
+PROGRAM = Path(__file__).with_name("left_program.py")
+
+
+def new_session(connect_url: str) -> str:
+    return f"{connect_url}/;session_id={uuid.uuid4()}"
+
+
+@contextmanager
+def client(
+    remote: str, base: Path, phase: str, **environment: str
+) -> Iterator[subprocess.Popen[str]]:
+    running = subprocess.Popen(
+        [sys.executable, "-W", "ignore", str(PROGRAM), str(base), phase],
+        env={**os.environ, "SPARK_REMOTE": remote, "PYTHONPATH": ROOT, **environment},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield running
+    finally:
+        running.kill()
+        running.wait()
+
+
+def test_the_record_of_a_query_that_another_client_runs_stays(
+    connect_url: str, tmp_path: Path
+) -> None:
+    remote = new_session(connect_url)
+    with client(remote, tmp_path, "owner") as owner:
+        assert owner.stdout is not None
+        assert owner.stdout.readline() == "stopped\n"
+        with client(remote, tmp_path, "borrower") as borrower:
+            assert borrower.communicate(timeout=300)[0] == "runs\n"
+        printed, errors = owner.communicate("go on\n", timeout=300)
+    assert printed == "found True\n", errors
