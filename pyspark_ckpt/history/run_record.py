@@ -127,7 +127,11 @@ class OperatorEpoch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunStarted(msgspec.Struct, frozen=True, kw_only=True, tag_field="what", tag="started"):
-    """A run of the query has started."""
+    """A run of the query has started.
+
+    `outlives_client` says that a Spark Connect server runs the query, and continues it when the
+    client ends that made this record.
+    """
 
     run_id: str
     at_ms: int
@@ -139,6 +143,7 @@ class RunStarted(msgspec.Struct, frozen=True, kw_only=True, tag_field="what", ta
     spark_version: str = ""
     operators: tuple[str, ...] = ()
     settings: tuple[SettingInForce, ...] = ()
+    outlives_client: bool = False
     version: int = RUN_RECORD_VERSION
 
 

@@ -41,6 +41,8 @@ from pyspark_ckpt.history.run_record import (
     without_slow_keys,
 )
 from pyspark_ckpt.log_fields import library_logger, log_fields
+from pyspark_ckpt.sessions.connect import has_own_server
+from pyspark_ckpt.sessions.kind import is_connect
 from pyspark_ckpt.settings import SETTINGS, Settings
 from pyspark_ckpt.storage.open import Storage
 from pyspark_ckpt.version import __version__
@@ -222,6 +224,7 @@ def start_record(
         versions=(__version__, spark.version),
         operators=[operator.uid for operator in files.operators.descriptors],
         settings=settings,
+        outlives_client=is_connect(spark) and not has_own_server(),
     )
 
 
@@ -234,6 +237,7 @@ def run_started(
     versions: tuple[str, str],
     operators: Sequence[str],
     settings: Settings,
+    outlives_client: bool = False,
 ) -> RunStarted:
     """Return the record of a start.
 
@@ -251,6 +255,8 @@ def run_started(
         The uids of its operators.
     settings
         Its settings.
+    outlives_client
+        Whether a server continues the query when this process ends.
     """
     return RunStarted(
         run_id=run_id,
@@ -263,6 +269,7 @@ def run_started(
         spark_version=versions[1],
         operators=tuple(operators),
         settings=settings_in_force(settings),
+        outlives_client=outlives_client,
     )
 
 

@@ -49,6 +49,8 @@ from pyspark_ckpt.restore.location.seedings import is_half_seeded
 from pyspark_ckpt.restore.plan import RestoreRequest, plan_of
 from pyspark_ckpt.restore.seeding import QUERY_ID_NAME, seed, write_query_id
 from pyspark_ckpt.restore.source import RestoreSource
+from pyspark_ckpt.sessions.kind import is_connect
+from pyspark_ckpt.sessions.query_records import runs_on_server
 from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.spark.operators import SparkOperator, StatefulOperators
 from pyspark_ckpt.spark.own_session import own_session
@@ -120,9 +122,10 @@ def rollback(
     checkpointsDirectory : str, optional
         ``spark.ckpt.execution.checkpointing.dir``, if the query has one.
     force : bool
-        Roll back although the query has given a sign of life in the last two minutes, and nothing
-        says that its run has ended. Only if you know that its driver is gone: a driver that runs on
-        would mix its epochs with the content that comes in.
+        Roll back although nothing says that the query's run has ended, and it has given a sign of
+        life in the last two minutes, or a Spark Connect server may continue it. Only if you know
+        that its driver is gone, and that no server runs it: a query that runs on would mix its
+        epochs with the content that comes in.
 
     Returns
     -------
@@ -311,6 +314,11 @@ def _check_stopped(spark: SparkSession, location: Storage) -> str:
         )
     if is_active(spark, query_id):
         raise RestoreError(f"query {query_id} runs at {location.url}: stop it first")
+    if is_connect(spark) and runs_on_server(spark, query_id):
+        raise RestoreError(
+            f"query {query_id} runs at {location.url}, on the Spark Connect server, perhaps "
+            "without a client: stop the query that attach() returns for its id"
+        )
     return query_id
 
 
@@ -319,7 +327,10 @@ def _checkpoints(location: Storage, root: Storage | None, query_id: str) -> Stor
 
 
 def _check_silent(location: Storage, checkpoints: Storage) -> None:
-    """Refuse a query that another application runs, as far as its records say."""
+    """Refuse a query that another application runs, as far as its records say.
+
+    A Spark Connect server continues a query whose client has ended, without any sign of life.
+    """
     runs = RecordedRuns(checkpoints)
     if runs.problem is not None:
         raise RestoreError(
@@ -329,9 +340,18 @@ def _check_silent(location: Storage, checkpoints: Storage) -> None:
         )
     notes = runs.notes(1)
     run = last_run(runs.starts_and_ends(), notes[-1] if notes else None, now_ms())
-    if run.state is not RunState.RUNNING:
+    if run.state not in (RunState.RUNNING, RunState.SILENT):
         return
-    assert run.started is not None  # it runs
+    assert run.started is not None  # it has not ended
+    if run.started.outlives_client:
+        raise RestoreError(
+            f"query {run.started.query_id} may run at {location.url}: {run.started.started_by} "
+            "started it over Spark Connect, whose server continues a query when its client ends, "
+            "and nothing says that it was stopped. Attach to it in its session, and stop it. If "
+            "you know that its server no longer runs it, give force=True (--force)"
+        )
+    if run.state is RunState.SILENT:
+        return
     raise RestoreError(
         f"query {run.started.query_id} runs at {location.url}: {run.started.started_by} started "
         "it, and it has given a sign of life in the last two minutes. Stop it first. If you know "

@@ -6,10 +6,18 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import pyspark_ckpt as ckpt
-from pyspark_ckpt.history.run_record import RUNS
+from pyspark_ckpt.clock import now_ms
+from pyspark_ckpt.history.last_run import SILENCE_MS
+from pyspark_ckpt.history.run_record import (
+    RUNS,
+    RunStarted,
+    decode_run_record,
+    encode_run_record,
+)
 from pyspark_ckpt.restarting import rollback as rolling_back
 from pyspark_ckpt.storage.open import LocalStorage
 from pyspark_ckpt.stores.open import find_store
@@ -125,6 +133,28 @@ def test_a_query_that_another_application_may_run_is_refused(job: Job) -> None:
     ckpt.rollback(str(job.location_path), to, force=True)
     job.but(out="out2").run()
     assert job.but(out="out2").result() == expected_after(job.feed.rows, 20)
+
+
+def test_a_query_that_a_connect_server_may_run_is_refused_however_silent_it_is(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server continues a query whose client was killed; no record says when that ends."""
+    job, names, location = three_epochs(job)
+    runs = job.checkpoint_path / RUNS
+    for record in runs.glob("*-ended-*.json"):
+        record.unlink()
+    monkeypatch.setattr(rolling_back, "now_ms", lambda: now_ms() + 2 * SILENCE_MS)
+    newest = max(runs.glob("*-started-*.json"))
+    started = decode_run_record(newest.read_bytes())
+    assert isinstance(started, RunStarted)
+    assert not started.outlives_client
+    over_connect = msgspec.structs.replace(started, outlives_client=True)
+    newest.write_bytes(encode_run_record(over_connect))
+    with refused(ckpt.RestoreError, "Spark Connect", "Attach", "force", unchanged=job.base):
+        ckpt.rollback(location, names[1])
+    newest.write_bytes(encode_run_record(started))
+    back = ckpt.rollback(location, names[1])  # a driver that is gone
+    assert Path(back.kept).name.startswith("_before_rollback-")
 
 
 def three_epochs(job: Job) -> tuple[Job, dict[int, str], str]:

@@ -20,6 +20,7 @@ from pyspark_ckpt.history.run_record import (
     RunEnded,
     RunNote,
     RunStarted,
+    decode_run_record,
     encode_run_record,
     run_record_name,
 )
@@ -85,6 +86,13 @@ def test_a_record_that_is_damaged_foreign_or_newer_is_left_out(storage: Storage)
         storage.write(f"{RUNS}/{run_record_name(9, RunEnded(run_id='r', at_ms=1))}", [data])
     storage.write(f"{RUNS}/something.json", [b"{}"])
     assert RecordedRuns(storage).starts_and_ends() == [start()]
+
+
+def test_a_start_may_have_fields_of_an_earlier_or_a_later_version() -> None:
+    fields = msgspec.json.decode(encode_run_record(start()))
+    assert not fields.pop("outlives_client")
+    assert decode_run_record(msgspec.json.encode(fields)) == start()
+    assert decode_run_record(msgspec.json.encode({**fields, "more": 1})) == start()
 
 
 def test_a_log_that_cannot_be_written_stops_nobody(tmp_path: Path) -> None:
