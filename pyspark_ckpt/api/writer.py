@@ -401,6 +401,7 @@ class CheckpointedStreamWriter(SinkWriter):
             announces_epochs=table is None and self._sink.format == FOREACH_BATCH,
             session=self._session_of_query(),
             location_is_temporary=place.is_temporary,
+            name=self._sink.query_name,
         )
         again = self._copy()
         again._conf = self._conf_of_query()  # the session's may be for other queries by then

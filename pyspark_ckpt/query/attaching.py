@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pyspark.errors import PySparkException
@@ -91,6 +92,37 @@ def remember(
     keep_record(spark, record)
 
 
+def check_name(spark: SparkSession, name: str | None, query_id: str | None) -> None:
+    """Refuse a name that another running query of the session has, as a classic session does.
+
+    A Spark Connect server compares no names, because each query runs in a session of its own.
+
+    Parameters
+    ----------
+    spark
+        The user's session.
+    name
+        The ``queryName`` of a query that is to start, ``None`` if it has no name.
+    query_id
+        The query's id, ``None`` if it never ran. A run of the query itself may be active.
+
+    Raises
+    ------
+    ConfigurationError
+        If a query of another id has the name.
+    """
+    if name is None or not is_connect(spark):
+        return
+    for record in records_of(spark):
+        is_another = record.query_id != query_id and record.query_name == name
+        if is_another and running(spark, record) is not None:
+            raise ConfigurationError(
+                f"a query called {name!r} already runs in this session: {record.query_id} at "
+                f"{record.location}. Give this query another queryName, or stop the other one: "
+                "attach() returns it"
+            )
+
+
 def attach(spark: SparkSession, query: str) -> CheckpointedQuery:
     """Return a running query, and checkpoint it if nobody does.
 
@@ -117,7 +149,8 @@ def attach(spark: SparkSession, query: str) -> CheckpointedQuery:
     Raises
     ------
     ConfigurationError
-        If this session runs no such query of this library, or the server has closed the session.
+        If this session runs no such query of this library, or several of the name. Also if the
+        server has closed the session.
 
     Examples
     --------
@@ -134,8 +167,20 @@ def _known_query(spark: SparkSession, query: str) -> CheckpointedQuery | None:
         named = [each for each in _known.values() if query in (each.query.id, each.query.name)]
     if is_connect(spark):  # another server may have ended, and would be asked for minutes
         named = [each for each in named if connect.can_answer_for(spark, each.spark)]
-    active = [each.query for each in named if _runs(each.query)]
-    return active[-1] if active else None
+    active = [each for each in named if _runs(each.query)]
+    own = [each for each in active if each.spark is spark]  # another session may have the name too
+    found = [each.query for each in own or active]
+    _check_is_one(query, (each.id for each in found))
+    return found[0] if found else None
+
+
+def _check_is_one(query: str, ids: Iterable[str]) -> None:
+    found = sorted(ids)
+    if len(found) > 1:
+        raise ConfigurationError(
+            f"{len(found)} running queries are called {query!r}: {', '.join(found)}. Attach one of "
+            "them by its id"
+        )
 
 
 def _runs(query: CheckpointedQuery) -> bool:
@@ -171,6 +216,7 @@ def _recorded(
     """Return the running query with an id or a name, its session and its record."""
     fitting = [each for each in records_of(spark) if query in (each.query_id, each.query_name)]
     active = [(*found, each) for each in fitting if (found := running(spark, each)) is not None]
+    _check_is_one(query, (record.query_id for *_, record in active))
     return active[0] if active else None
 
 

@@ -33,7 +33,7 @@ from pyspark_ckpt.operator.descriptor import (
 from pyspark_ckpt.operator.plan.output_mode import plan_error
 from pyspark_ckpt.operator.plan.parallelism import report_parallelism
 from pyspark_ckpt.operator.quarantine.releases import BEFORE_ALL, Release, ReleaseFiles
-from pyspark_ckpt.query.attaching import StartedQuery, remember
+from pyspark_ckpt.query.attaching import StartedQuery, check_name, remember
 from pyspark_ckpt.query.coordinator import CheckpointCoordinator
 from pyspark_ckpt.query.failure import library_errors
 from pyspark_ckpt.query.query import CheckpointedQuery
@@ -86,6 +86,8 @@ class StartOfSpark:
         Whether the sink is ``foreachBatch``, which announces its epochs to the tasks.
     session
         The query's own session over Spark Connect, ``None`` if it starts in the user's.
+    name
+        The ``queryName``.
     """
 
     start: Callable[[], StreamingQuery]
@@ -94,6 +96,7 @@ class StartOfSpark:
     location_is_temporary: bool
     announces_epochs: bool
     session: SparkSession | None = None
+    name: str | None = None
 
 
 class QueryStart:
@@ -218,6 +221,7 @@ class QueryStart:
 
     def _run(self) -> CheckpointedQuery:
         location = self._location
+        check_name(self._spark, self._spark_query.name, SparkLog(location.storage).query_id())
         self._check_storages()
         check_reporters(self._settings)
         location.check_not_half_rolled_back()

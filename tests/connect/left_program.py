@@ -8,10 +8,15 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Callable
+from typing import Any
 
+import msgspec
 from pyspark import cloudpickle
+from pyspark.sql import SparkSession
 
 import pyspark_ckpt as ckpt
+from pyspark_ckpt.sessions.query_records import keep_record, records_of
 from tests.connect import program as shared
 
 cloudpickle.register_pickle_by_value(shared)  # the server cannot import it
@@ -25,8 +30,45 @@ def named(run: str) -> ckpt.CheckpointedStreamWriter:
     return shared.writer(run).queryName(NAME)
 
 
+def error_of(call: Callable[[], Any]) -> str:
+    try:
+        return f"no error: {call()}"
+    except ckpt.CkptError as exc:
+        return f"{type(exc).__name__}: {exc}"
+
+
 def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def names() -> None:
+    """One name is one running query of a session. Then an older client starts one more."""
+    shared.deliver(1, "ab")
+    one = named("one").start()
+    print(error_of(named("two").start))
+    again = named("one").start()  # the same query: Spark ends its earlier run
+    print("the same", again.id == one.id, again.runId != one.runId)
+    elsewhere = SparkSession.builder.remote(os.environ["ELSEWHERE"]).create()
+    ours, shared.spark = shared.spark, elsewhere
+    other = named("two").start()
+    print("own", ckpt.attach(ours, NAME) is again, ckpt.attach(elsewhere, NAME) is other)
+    third = SparkSession.builder.remote(os.environ["THIRD"]).create()
+    print(error_of(lambda: ckpt.attach(third, NAME)))
+    shared.spark = ours
+    shared.writer("three").queryName("older").start()
+    (older,) = [each for each in records_of(ours) if each.query_name == "older"]
+    keep_record(ours, msgspec.structs.replace(older, query_name=NAME))
+    print(again.id, older.query_id, other.id, flush=True)
+    die()
+
+
+def taken() -> None:
+    """A client whose session runs two queries of the name."""
+    print(error_of(named("four").start))
+    print(error_of(lambda: ckpt.attach(shared.spark, NAME)))
+    for record in records_of(shared.spark):
+        ckpt.attach(shared.spark, record.query_id).stop()
+    named("four").start().stop()
 
 
 def owner() -> None:

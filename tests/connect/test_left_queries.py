@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import uuid
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.connect.conftest import ROOT
+from tests.connect.conftest import ROOT, RunClient
 
 pytestmark = [pytest.mark.reach, pytest.mark.timeout(900)]
 
@@ -40,6 +41,30 @@ def client(
     finally:
         running.kill()
         running.wait()
+
+
+def test_a_name_is_one_running_query_of_a_session(
+    connect_url: str, tmp_path: Path, run_client: RunClient
+) -> None:
+    remote = new_session(connect_url)
+    others = {"ELSEWHERE": new_session(connect_url), "THIRD": new_session(connect_url)}
+    with client(remote, tmp_path, "names", **others) as naming:
+        printed, errors = naming.communicate(timeout=300)
+    assert naming.returncode == -signal.SIGKILL, errors
+    refused, same, own, ambiguous, ids = printed.splitlines()
+    one, older, other = ids.split()
+    assert refused.startswith("ConfigurationError: a query called 'counted' already runs")
+    assert one in refused
+    assert (same, own) == ("the same True True", "own True True")
+    assert ambiguous.startswith("ConfigurationError: 2 running queries are called 'counted'")
+    assert one in ambiguous
+    assert other in ambiguous
+
+    taken, ambiguous = run_client(PROGRAM, remote, tmp_path, "taken").splitlines()
+    assert taken.startswith("ConfigurationError: a query called 'counted' already runs")
+    assert ambiguous.startswith("ConfigurationError: 2 running queries are called 'counted'")
+    assert one in ambiguous
+    assert older in ambiguous
 
 
 def test_the_record_of_a_query_that_another_client_runs_stays(
