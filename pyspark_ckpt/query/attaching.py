@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from pyspark_ckpt.sessions.query_records import (
 from pyspark_ckpt.settings import Settings
 from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.spark.operators import StatefulOperators
+from pyspark_ckpt.spark.session import is_running
 from pyspark_ckpt.storage.open import open_storage
 
 
@@ -121,6 +123,16 @@ def check_name(spark: SparkSession, name: str | None, query_id: str | None) -> N
                 f"{record.location}. Give this query another queryName, or stop the other one: "
                 "attach() returns it"
             )
+
+
+@atexit.register
+def _leave_all() -> None:
+    """Warn of the queries that a server continues without this process."""
+    for each in list(_known.values()):
+        # Only what this process knows: PySpark's client no longer asks a server.
+        has_ended = each.coordinator.has_ended or not is_connect(each.spark)
+        if not has_ended and is_running(each.spark):
+            each.coordinator.watched.leave()
 
 
 def attach(spark: SparkSession, query: str) -> CheckpointedQuery:

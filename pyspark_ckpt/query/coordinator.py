@@ -348,6 +348,8 @@ class CheckpointCoordinator:
             has_failed = True  # the user gets it from the query itself
         except BaseException as exc:
             self.watched.cannot_continue(exc)
+        if self.watched.is_left:
+            return  # without an end of the run, because the query runs on
         self._end(has_failed=has_failed or self.failure is not None)
 
     def _wait_seconds(self) -> float:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import sys
@@ -16,6 +17,9 @@ from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
 import pyspark_ckpt as ckpt
+from pyspark_ckpt.clock import now_ms
+from pyspark_ckpt.history.last_run import SILENCE_MS
+from pyspark_ckpt.restarting import rollback as rolling_back
 from pyspark_ckpt.sessions.query_records import keep_record, records_of
 from tests.connect import program as shared
 
@@ -39,6 +43,39 @@ def error_of(call: Callable[[], Any]) -> str:
 
 def die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def end() -> None:
+    """End as a program does that forgets its query."""
+    shared.deliver(1, "ab")
+    query = named("one").start()
+    query.processAllAvailable()
+    print("checkpoint", query.triggerCheckpoint().checkpoint_id)
+    shared.deliver(2, "ab")
+    query.processAllAvailable()
+    # Its coordinator then calls PySpark's client, which begins no more work.
+    atexit.register(query._coordinator._join_thread)
+
+
+def elsewhere() -> None:
+    """A session that does not have the query, long after the last sign of life."""
+    rolling_back.now_ms = lambda: now_ms() + 2 * SILENCE_MS
+    print(error_of(lambda: ckpt.rollback(location, "chk-1")))
+
+
+def again() -> None:
+    """The session of the query."""
+    print(error_of(lambda: ckpt.rollback(location, "chk-1", force=True)))
+    shared.deliver(3, "ab")
+    query = ckpt.attach(shared.spark, NAME)
+    query.processAllAvailable()
+    query.triggerCheckpoint()
+    query.stop()
+    print(shared.numbers("one"))
+    ckpt.rollback(location, "chk-1")
+    back = named("one").option("path", f"{base}/back/out").trigger(availableNow=True).start()
+    back.awaitTermination()
+    print(shared.numbers("back"))
 
 
 def names() -> None:

@@ -13,6 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from pyspark_ckpt.history.run_log import RecordedRuns
+from pyspark_ckpt.history.run_record import RunStarted
+from pyspark_ckpt.storage.open import LocalStorage
 from tests.connect.conftest import ROOT, RunClient
 
 pytestmark = [pytest.mark.reach, pytest.mark.timeout(900)]
@@ -41,6 +44,30 @@ def client(
     finally:
         running.kill()
         running.wait()
+
+
+def test_a_query_whose_client_ends_runs_on_and_is_not_rolled_back(
+    connect_url: str, tmp_path: Path, run_client: RunClient
+) -> None:
+    remote = new_session(connect_url)
+    with client(remote, tmp_path, "end") as ending:
+        printed, errors = ending.communicate(timeout=300)
+    assert (ending.returncode, printed) == (0, "checkpoint 1\n"), errors
+    assert errors.count("this program ends without stopping it") == 1, errors
+    assert "was stopped" not in errors
+    assert "could not be stopped" not in errors
+    (metadata,) = tmp_path.glob("one/location/*/chk-1")
+    (started,) = RecordedRuns(LocalStorage(metadata.parent)).starts_and_ends()
+    assert isinstance(started, RunStarted), "its run has an end"
+
+    (refused,) = run_client(PROGRAM, new_session(connect_url), tmp_path, "elsewhere").splitlines()
+    assert refused.startswith("RestoreError: query ")
+    assert "Attach to it in its session, and stop it" in refused
+
+    refused, *numbers = run_client(PROGRAM, remote, tmp_path, "again").splitlines()
+    assert refused.startswith("RestoreError: query ")
+    assert "on the Spark Connect server" in refused
+    assert numbers == ["{'a': [1, 2, 3], 'b': [1, 2, 3]}", "{'a': [2, 3], 'b': [2, 3]}"]
 
 
 def test_a_name_is_one_running_query_of_a_session(

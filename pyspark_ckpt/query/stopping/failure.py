@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 from pyspark.errors import PySparkException
 from pyspark.sql.streaming.query import StreamingQuery
@@ -10,6 +11,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark_ckpt.abort_reason import AbortReason
 from pyspark_ckpt.errors import CheckpointAbortedError, FailedCheckpointsError
 from pyspark_ckpt.log_fields import library_logger
+from pyspark_ckpt.sessions.kind import is_connect
 from pyspark_ckpt.spark.jobs import error_text, task_error
 
 logger = library_logger(__name__)
@@ -168,6 +170,19 @@ def _text(error: BaseException) -> str:
     return str(error) if isinstance(error, CheckpointAbortedError) else error_text(error)
 
 
+def _process_ends() -> bool:
+    """Return whether the main thread has ended: no pool of the process begins work from then on.
+
+    PySpark's Connect client needs such a pool.
+    """
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(int)
+    except RuntimeError as exc:
+        return "shutdown" in str(exc)  # not if the machine has no room for another thread
+    return False
+
+
 class WatchedQuery:
     """A query, and the failure for which it was stopped.
 
@@ -178,7 +193,8 @@ class WatchedQuery:
     record
         Is called with each failure.
 
-    `failure` is the first noted failure, for every caller that waits for the query.
+    `failure` is the first noted failure, for every caller that waits for the query. `is_left` says
+    that the process ends and leaves the query to its Spark Connect server.
     """
 
     def __init__(
@@ -190,6 +206,7 @@ class WatchedQuery:
         self._record = record
         self._query_id = query.id
         self.failure: FailedCheckpointsError | None = None
+        self.is_left = False
 
     def note(self, failure: FailedCheckpointsError) -> None:
         """Log a failure, and keep it if it is the first one."""
@@ -198,7 +215,13 @@ class WatchedQuery:
         self._record(failure)
 
     def stop(self, failure: FailedCheckpointsError) -> None:
-        """Stop the query if it is active; callers that wait for it get the failure."""
+        """Stop the query if it is active; callers that wait for it get the failure.
+
+        A query of a Spark Connect server is left to it if the failure comes from the process's end.
+        """
+        if is_connect(self._query) and _process_ends():
+            self.leave()
+            return
         try:
             if self._query.isActive:
                 self.note(failure)  # before the callers that wait are woken up
@@ -206,6 +229,18 @@ class WatchedQuery:
         except Exception as exc:  # Spark itself is gone
             self.note(failure)
             logger.warning("query %s could not be stopped: %s", self._query_id, exc)
+
+    def leave(self) -> None:
+        """Warn, once, that the process ends while its Spark Connect server continues the query."""
+        if self.is_left:
+            return
+        self.is_left = True
+        logger.warning(
+            "query %s: this program ends without stopping it. As long as its Spark Connect server "
+            "runs it, it has no more checkpoints: attach to it in another client, or start it "
+            "again at its checkpointLocation",
+            self._query_id,
+        )
 
     def cannot_continue(self, error: BaseException) -> None:
         """Stop the query because its coordinator has failed."""
