@@ -29,7 +29,7 @@ from pyspark_ckpt.restore.planned import (
     StateOutcome,
     planned_state,
 )
-from pyspark_ckpt.restore.states import compare_states
+from pyspark_ckpt.restore.states import compare_states, with_other_keys
 from pyspark_ckpt.spark.operators import StatefulOperators
 
 _OUTCOMES = {
@@ -188,7 +188,10 @@ def _other_keys(stored: OperatorMetadata, wanted: OperatorDescriptor) -> str | N
     before, now = schema_text(stored.key_schema), schema_text(wanted.key_schema)
     if before == now:
         return None
-    return f"the state is keyed by {before}, the query by {now}: key_by the same columns"
+    return (
+        f"the state is keyed by {before}, the query by {now}: key_by the same columns, or "
+        f"{with_other_keys(wanted.uid)} and restore that"
+    )
 
 
 def _timers_of_another_clock(stored: OperatorMetadata, wanted: OperatorDescriptor) -> str | None:

@@ -18,7 +18,7 @@ from pyspark_ckpt.operator.descriptor import (
 )
 from pyspark_ckpt.operator.schema.report import EvolutionReport, OperatorSchema, compare_operator
 from pyspark_ckpt.operator.schema.verdict import Outcome, StateSchema
-from pyspark_ckpt.operator.table.catalog import fixed_parts, struct_type
+from pyspark_ckpt.operator.table.catalog import KEY_SCHEMA, fixed_parts, struct_type
 from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.spark.operators import StatefulOperators
 from pyspark_ckpt.spark.state_files import OUR_NAME, operator_name
@@ -60,6 +60,11 @@ def compare_states(operator: OperatorDescriptor, handles: Iterable[Handle]) -> E
     }
     wanted = OperatorSchema(struct_type(operator.key_schema), _state_schemas(operator.states))
     return compare_operator(operator.uid, stored, wanted, _migrations(operator.migrations))
+
+
+def with_other_keys(uid: str) -> str:
+    """Return in words how the state of an operator gets other keys, which no restore gives it."""
+    return f"make a savepoint with other keys with ckpt.edit_state(path).rekey({uid!r}, ...)"
 
 
 def _state_schemas(states: Iterable[StateDescriptor]) -> tuple[StateSchema, ...]:
@@ -184,9 +189,12 @@ def _check_handles(root: str, operator: OperatorDescriptor, handles: list[Handle
     for handle in handles:
         for what, stored, wanted in fixed_parts(handle, operator):
             if stored != wanted:
+                place = "a new checkpointLocation"
+                other = f"restore a checkpoint into {place}"
+                if what == KEY_SCHEMA:  # the only part that a restore refuses, too
+                    other = f"{with_other_keys(operator.uid)} and restore that at {place}"
                 raise IncompatibleStateError(
                     f"operator {operator.uid!r}: the state at {root} was stored with {what} "
-                    f"'{stored}', the query has '{wanted}': give it its old {what} back, or "
-                    "restore a checkpoint into a new checkpointLocation"
+                    f"'{stored}', the query has '{wanted}': give it its old {what} back, or {other}"
                 )
     check_states(operator, handles)

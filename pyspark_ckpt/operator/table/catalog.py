@@ -25,6 +25,9 @@ from pyspark_ckpt.operator.values.codec import (
     VersionedCodec,
 )
 
+KEY_SCHEMA = "key schema"
+"""The part that a location fixes and no restore changes: see :func:`fixed_parts`."""
+
 FREE = "free"
 """The stored kind of a place in the list of states that no entry refers to any more."""
 
@@ -208,7 +211,7 @@ def fixed_parts(handle: Handle, operator: OperatorDescriptor) -> Iterator[tuple[
     """
     yield "maxParallelism", handle.max_parallelism, operator.max_parallelism
     yield "timeMode", handle.time_mode, operator.time_mode
-    yield "key schema", schema_text(handle.key_schema), schema_text(operator.key_schema)
+    yield KEY_SCHEMA, schema_text(handle.key_schema), schema_text(operator.key_schema)
 
 
 def same_schema(one: str | None, other: str | None) -> bool:

@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming import StatefulProcessor
 
 import pyspark_ckpt as ckpt
-from tests.query.harness import OFTEN, SAVEPOINT_DIR, Feed, Job, refused
+from tests.query.harness import OFTEN, SAVEPOINT_DIR, Feed, Job, newest_checkpoint, refused
 from tests.query.model import Count, counted, counted_after, events_of, expected, sequences
 
 PARTITIONS = "spark.sql.shuffle.partitions"
@@ -137,6 +137,36 @@ def test_another_program_at_the_same_location(job: Job, change: dict[str, Any]) 
         changed.run()
     job.run()
     assert sequences(job.result()) == counted(job.feed.rows)
+
+
+def by_number(job: Job) -> DataFrame:
+    numbers = job.stream().selectExpr("CAST(substring(k, 2) AS LONG) AS k", "v")
+    return job.process(ckpt.key_by(numbers, "k"))
+
+
+def test_other_keys_come_as_the_error_says(job: Job, tmp_path: Path) -> None:
+    """With other keys no restart or restore goes on; from a rekeyed savepoint it does."""
+    job = job.but(processor=Count, output="k string, n long", uid="count")
+    job.feed.add(events_of(0))
+    checkpoint = newest_checkpoint(job.run())
+    changed = job.but(plan=by_number, output="k long, n long")
+    advice = "make a savepoint with other keys with ckpt.edit_state(path).rekey('count', ...)"
+    at = "restore that at a new checkpointLocation"
+    with refused(ckpt.IncompatibleStateError, advice, at, unchanged=job.base):
+        changed.run()
+    fork = changed.but(location="fork", out="fork-out")
+    with refused(ckpt.RestoreError, advice, unchanged=job.location_path):
+        fork.run(checkpoint)
+
+    def number(keys: pd.DataFrame) -> pd.DataFrame:
+        return pd.DataFrame({"k": keys.k.str[1:].astype(int)})
+
+    edit = ckpt.edit_state(checkpoint).rekey("count", number, "k long", as_pandas=True)
+    savepoint = edit.save(str(tmp_path / "rekeyed")).path
+    job.feed.add(events_of(1))
+    fork.run(savepoint)
+    with_names = [(f"k{k}", n) for k, n in fork.result()]
+    assert sequences(with_names) == counted_after(job.feed.rows, len(events_of(0)))
 
 
 def test_other_parallelism(job: Job) -> None:
