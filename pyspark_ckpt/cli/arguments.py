@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pyspark_ckpt.cli import (
     console_commands,
     file_commands,
+    given,
     query_commands,
     release_command,
     spark_commands,
@@ -122,14 +123,14 @@ def _add_arguments_of_requests(
         command.add_argument("location", metavar="LOCATION", help=LOCATION)
         command.add_argument(
             "--timeout",
-            type=_seconds,
+            type=given.seconds,
             default=DEFAULT_TIMEOUT_S,
             metavar="SECONDS",
             help=f"how long to wait for the result (default {DEFAULT_TIMEOUT_S:.0f})",
         )
         command.add_argument(
             "--pick-up-timeout",
-            type=_seconds,
+            type=given.seconds,
             default=DEFAULT_PICK_UP_S,
             metavar="SECONDS",
             help="how long to wait until the query takes the request; a query looks for requests "
@@ -148,14 +149,25 @@ def _add_release(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     command.add_argument("location", metavar="LOCATION", help=LOCATION)
     command.add_argument("--operator", metavar="UID", help="the operator, if there are several")
+    _add_key(command, "one key in place of all")
+    command.set_defaults(run=release_command.release)
+
+
+def _add_key(command: argparse.ArgumentParser, what: str) -> None:
     command.add_argument(
         "--key",
         metavar="VALUE",
         action="append",
         default=[],
-        help="one key in place of all; give the option once for each key column, bytes in hex",
+        help=f"{what}; give the option once for each key column, bytes in hex",
     )
-    command.set_defaults(run=release_command.release)
+    command.add_argument(
+        "--null-key",
+        dest="key",
+        action="append_const",
+        const=None,
+        help="in place of --key for a column that is null",
+    )
 
 
 def _add_file_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -194,20 +206,18 @@ def _add_state(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     command.add_argument("--operator", metavar="UID", help="the operator, if there are several")
     command.add_argument("--state", metavar="NAME", help="the state whose rows are shown")
     command.add_argument("--timers", action="store_true", help="show the operator's timers")
-    command.add_argument(
-        "--key",
-        metavar="VALUE",
-        action="append",
-        default=[],
-        help="show one key; give the option once for each key column, bytes in hex",
-    )
+    _add_key(command, "show one key")
     command.add_argument(
         "--limit",
-        type=_count,
+        type=given.count,
         metavar="ROWS",
         help=f"how many rows to show (default {state_commands.TABLE_LIMIT} as a table, else all)",
     )
-    command.add_argument("--format", choices=state_commands.FORMATS, help="of rows (default table)")
+    command.add_argument(
+        "--format",
+        choices=state_commands.FORMATS,
+        help="of rows (default table); in csv a null is nothing, an empty text is two quotes",
+    )
     command.add_argument(
         "--output", metavar="FILE", help="where the rows go, instead of the screen"
     )
@@ -225,7 +235,7 @@ def _add_diff(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     for name in ("old", "new"):
         command.add_argument(name, metavar=name.upper(), help=f"{SNAPSHOT}, or {LOCATION}")
     command.add_argument(
-        "--limit", type=_count, metavar="ROWS", default=5, help="changes of each state to show"
+        "--limit", type=given.count, metavar="ROWS", default=5, help="changes of each state to show"
     )
     command.set_defaults(run=state_commands.diff, has_negative_result=True)
 
@@ -240,7 +250,7 @@ def _add_rename_uid(commands: argparse._SubParsersAction[argparse.ArgumentParser
     )
     command.add_argument("path", metavar="PATH", help=SNAPSHOT)
     command.add_argument(
-        "uids", metavar="OLD=NEW", nargs="+", type=_renaming, help="a new uid for an old one"
+        "uids", metavar="OLD=NEW", nargs="+", type=given.renaming, help="a new uid for an old one"
     )
     command.add_argument(
         "--directory", required=True, help="the parent of the new savepoint-... directory"
@@ -323,18 +333,18 @@ def _prove(
             "Spark session if it takes a parameter",
         )
     for option, kind, default, metavar, what in (
-        ("--epochs", _positive, 10, "N", "stop after N epochs (default 10)"),
-        ("--max-differences", _positive, 1000, "N", "stop after N differences (default 1000)"),
-        ("--states-every", _positive, 1, "N", "compare states after N epochs (default 1)"),
+        ("--epochs", given.positive, 10, "N", "stop after N epochs (default 10)"),
+        ("--max-differences", given.positive, 1000, "N", "stop after N differences (default 1000)"),
+        ("--states-every", given.positive, 1, "N", "compare states after N epochs (default 1)"),
         (
             "--parallelism",
-            _positive,
+            given.positive,
             None,
             "N",
             "subtasks of the candidate (default: as now)",
         ),
         ("--tolerance", float, 0.0, "X", "relative difference of fractions that counts as equal"),
-        ("--timeout", _seconds, None, "SECONDS", "stop after this time; by default never"),
+        ("--timeout", given.seconds, None, "SECONDS", "stop after this time; by default never"),
         ("--expected", str, None, "FILE.py:FUNCTION", "returns whether a difference is wanted"),
         ("--directory", str, None, "DIR", "for the forks; by default a temporary one"),
         ("--html", str, None, "FILE", "write the report as HTML, too"),
@@ -363,7 +373,7 @@ def _add_console_commands(commands: argparse._SubParsersAction[argparse.Argument
     ui.add_argument("path", metavar="PATH", help=f"{LOCATION}, a directory of several, or a bundle")
     ui.add_argument(
         "--port",
-        type=_port,
+        type=given.port,
         default=DEFAULT_PORT,
         help=f"0 for any free port (default {DEFAULT_PORT})",
     )
@@ -385,13 +395,6 @@ def _add_console_commands(commands: argparse._SubParsersAction[argparse.Argument
     bundle.set_defaults(run=console_commands.bundle)
 
 
-def _port(text: str) -> int:
-    port = int(text)
-    if not 0 <= port <= 65535:
-        raise ValueError(text)
-    return port
-
-
 def _command(
     commands: argparse._SubParsersAction[argparse.ArgumentParser],
     name: str,
@@ -409,31 +412,3 @@ def _command(
     command.add_argument("--json", action="store_true", help="print one JSON object")
     command.set_defaults(has_negative_result=False, check=lambda _: None, refuse=command.error)
     return command
-
-
-def _renaming(text: str) -> tuple[str, str]:
-    old, equals, new = text.partition("=")
-    if not equals:
-        raise ValueError(text)
-    return old, new
-
-
-def _count(text: str) -> int:
-    count = int(text)
-    if count < 0:
-        raise ValueError(text)
-    return count
-
-
-def _positive(text: str) -> int:
-    number = _count(text)
-    if number == 0:
-        raise ValueError(text)
-    return number
-
-
-def _seconds(text: str) -> float:
-    seconds = float(text)
-    if not 0 < seconds < float("inf"):
-        raise ValueError(text)
-    return seconds

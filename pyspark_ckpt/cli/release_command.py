@@ -30,7 +30,8 @@ def release(arguments: Namespace) -> Result:
                 raise
             raise ConfigurationError(
                 f"operator {uid!r} had no parked key in epoch {snapshot.epoch}, the newest "
-                "checkpoint: wait for the next one, or look at lastOperatorProgress"
+                "checkpoint: is it built with onError='quarantine'? If it is, wait for the next "
+                "checkpoint, or look at lastOperatorProgress"
             ) from exc
         if arguments.key:
             keys = [key_of(view, arguments.key)]

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
+import re
 from argparse import Namespace
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +17,7 @@ import pyarrow.parquet as pq
 
 from pyspark_ckpt.cli.output import Result, facts, json_text, records, table
 from pyspark_ckpt.errors import ConfigurationError
+from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.snapshot.columns import python_rows
 from pyspark_ckpt.snapshot.difference import diff_state
 from pyspark_ckpt.snapshot.snapshot import Snapshot, open_state
@@ -26,6 +26,9 @@ from pyspark_ckpt.snapshot.views import StateView, TableView
 FORMATS = ("table", "json", "csv", "parquet")
 TABLE_LIMIT = 20
 """Rows that are shown as text unless the user says how many."""
+
+_QUOTED_IN_CSV = re.compile(r'[",\r\n]|^$')
+logger = library_logger(__name__)
 
 Row = dict[str, Any]
 
@@ -148,16 +151,19 @@ def only_operator(snapshot: Snapshot, name: str | None) -> str:
     return str(found[0])
 
 
-def _of_one_key(view: StateView, texts: list[str]) -> list[Row]:
+def _of_one_key(view: StateView, texts: Sequence[str | None]) -> list[Row]:
     key = key_of(view, texts)
     found = view.get(*key)
     rows = [] if found is None else found if isinstance(found, list) else [found]
-    names = [field.name for field in view.key_fields]
-    return [{**dict(zip(names, key, strict=True)), **row} for row in rows]
+    columns = dict(zip([field.name for field in view.key_fields], key, strict=True))
+    if not rows:
+        named = ", ".join(f"{name} {json_text(plain(value))}" for name, value in columns.items())
+        logger.warning("no entry for key (%s)", named)
+    return [{**columns, **row} for row in rows]
 
 
-def key_of(view: StateView, texts: list[str]) -> tuple[Any, ...]:
-    """Return a key from the text of each of its columns.
+def key_of(view: StateView, texts: Sequence[str | None]) -> tuple[Any, ...]:
+    """Return a key from the text of each of its columns, ``None`` for a null.
 
     Raises
     ------
@@ -168,12 +174,14 @@ def key_of(view: StateView, texts: list[str]) -> tuple[Any, ...]:
     if len(texts) != len(fields):
         raise ConfigurationError(
             f"the key has {len(fields)} columns ({', '.join(field.name for field in fields)}): "
-            "give --key once for each, in this order"
+            "give --key or --null-key once for each, in this order"
         )
     return tuple(_key_value(field, text) for field, text in zip(fields, texts, strict=True))
 
 
-def _key_value(field: pa.Field, text: str) -> Any:
+def _key_value(field: pa.Field, text: str | None) -> Any:
+    if text is None:
+        return None
     try:
         if field.type == pa.binary():
             return bytes.fromhex(text)
@@ -233,10 +241,17 @@ def _as_csv(schema: pa.Schema, rows: Iterable[Row]) -> Iterator[str]:
         yield _csv_line([_text(value) for value in plain(row).values()])
 
 
-def _csv_line(values: Iterable[Any]) -> str:
-    line = io.StringIO()
-    csv.writer(line, lineterminator="\r\n").writerow(values)  # so that a "\r" is quoted
-    return line.getvalue().removesuffix("\r\n") + "\n"
+def _csv_line(values: Iterable[str | None]) -> str:
+    return ",".join(map(_csv_value, values)) + "\n"
+
+
+def _csv_value(value: str | None) -> str:
+    """Return a text as CSV; an empty one is quoted, because a null is nothing."""
+    if value is None:
+        return ""
+    if _QUOTED_IN_CSV.search(value) is None:
+        return value
+    return '"' + value.replace('"', '""') + '"'
 
 
 def _text(value: Any) -> str | None:

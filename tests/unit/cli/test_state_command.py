@@ -74,11 +74,12 @@ def test_rows_in_every_format(run: Run, tmp_path: Path) -> None:
     assert (tmp_path / "n.json").read_text().splitlines() == lines
 
 
-def test_one_key_and_a_limit(run: Run, tmp_path: Path) -> None:
+def test_one_key_and_a_limit(run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     key, count = next(iter(COUNTS.items()))
     of_key = (SAVEPOINT, "--state", "n", "--key", key, "--format", "json")
     assert json.loads(run(*of_key)) == {"k": key, "n": count}
     assert run(SAVEPOINT, "--state", "n", "--key", "nobody", "--format", "json") == ""
+    assert 'no entry for key (k "nobody")' in caplog.text
     assert len(run(SAVEPOINT, "--state", "n", "--limit", "2").splitlines()) == 2 + 2
     file = tmp_path / "n.parquet"
     run(SAVEPOINT, "--state", "n", "--limit", "2", "--format", "parquet", "--output", str(file))
@@ -104,7 +105,8 @@ def test_what_cannot_be_shown_is_refused(run: Run, arguments: Any, message: str)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--limit", "-1"), "invalid _count value"),
+        (("--limit", "-1"), "argument --limit: '-1': give a whole number, 0 or more"),
+        (("--limit", "all"), "argument --limit: 'all': give a whole number, 0 or more"),
         (("--limit", "1"), "--limit is for rows: give --state NAME"),
         (("--key", "a", "--format", "csv"), "--key, --format are for rows: give --state NAME"),
         (("--output", "file"), "--output is for rows"),
@@ -173,6 +175,31 @@ def test_a_binary_key_is_given_in_hex(run: Run, odd: str) -> None:
     assert (found["id"], found["n"]) == (key[0].hex(), len(key[1]))
     message = run(*of_key, "not hex", "--key", "x", code=1)
     assert "--key 'not hex' is no binary for the key column 'id'" in message
+
+
+def test_a_null_is_no_empty_text(
+    run: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In a key that is looked up, and in CSV; ``null`` is a text like any other."""
+    keys = [(name, 1) for name in (None, "", "null")]
+    schema = T.StructType().add("user", "string").add("day", "integer")
+    savepoint = MadeSavepoint(tmp_path / "made", schema, keys)
+    named = T.StructType().add("name", "string")
+    savepoint.epoch(
+        lambda handle: {"seen": handle.getValueState("seen", named)},
+        lambda states, key: states["seen"].update((key[0],)),
+    )
+    of_state = (savepoint.save("savepoint", canonical=True), "--state", "seen")
+    savepoint.close()
+    for name, given in ((None, ["--null-key"]), ("", ["--key", ""]), ("null", ["--key", "null"])):
+        found = run(*of_state, *given, "--key", "1", "--format", "json")
+        assert json.loads(found) == {"user": name, "day": 1, "name": name}
+    assert not caplog.text
+    lines = run(*of_state, "--format", "csv").splitlines()
+    assert sorted(lines) == ['"",1,""', ",1,", "null,1,null", "user,day,name"]
+    assert "no rows" in run(*of_state, "--key", "null", "--null-key")
+    assert 'no entry for key (user "null", day null)' in caplog.text
+    assert "give --key or --null-key once for each" in run(*of_state, "--null-key", code=1)
 
 
 def test_it_starts_no_jvm() -> None:
