@@ -12,13 +12,20 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from contextlib import suppress
 
 import msgspec
 
-from pyspark_ckpt.errors import CheckpointNotFoundError, CorruptFileError
+from pyspark_ckpt.errors import CheckpointNotFoundError, CkptError, CorruptFileError
 from pyspark_ckpt.formats.handle import without_later_fields
 from pyspark_ckpt.formats.in_progress import DISPOSED, read_in_progress
-from pyspark_ckpt.formats.layout import METADATA_NAME
+from pyspark_ckpt.formats.layout import (
+    CHECKPOINTS_DIRECTORY,
+    METADATA_NAME,
+    checkpoint_id_of,
+    checkpoint_name,
+    is_savepoint_name,
+)
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.formats.metadata_check import check_content, check_counts
 from pyspark_ckpt.storage.base import CoordinatorStorage
@@ -29,6 +36,9 @@ METADATA_FORMAT_VERSION = 2
 """The newest format that this library reads; it writes format 1 unless format 2 is needed."""
 
 MAX_METADATA_BYTES = 1 << 30
+_MOST_NAMED = 5
+"""How many savepoints an error names."""
+
 _HEADER = struct.Struct(">8sIQ32s")
 _encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(CheckpointMetadata)
@@ -152,8 +162,40 @@ def _not_complete(storage: CoordinatorStorage, directory: str | None) -> Checkpo
             f"(no {METADATA_NAME}): it is still being taken, or the driver ended first. The next "
             "start of the query removes it, or use `pyspark-ckpt dispose`"
         )
+    url = storage.url if directory is None else storage.url_of(directory)
+    found = None
+    if directory is None:  # what a user gives; other callers look at a name that they listed
+        with suppress(OSError, CkptError):
+            found = _what_it_is(storage)
     return CheckpointNotFoundError(
-        f"{storage.url if directory is None else storage.url_of(directory)} holds no complete "
-        f"checkpoint or savepoint (no {METADATA_NAME}): give the path of a savepoint-... or "
-        "chk-... directory"
+        f"{url} {found}"
+        if found is not None
+        else f"{url} holds no complete checkpoint or savepoint (no {METADATA_NAME}): give the path "
+        "of a savepoint-... or chk-... directory"
     )
+
+
+def _what_it_is(storage: CoordinatorStorage) -> str | None:
+    """Return what a directory without a ``_metadata`` is, and what to give in place of it."""
+    names = storage.list()
+    if not names:
+        return (
+            "does not exist, is empty or is a file: give the path of a savepoint-... or chk-... "
+            "directory"
+        )
+    if savepoints := sorted(filter(is_savepoint_name, names)):
+        more = f" and {len(savepoints) - _MOST_NAMED} more" if savepoints[_MOST_NAMED:] else ""
+        named = ", ".join(map(storage.url_of, savepoints[:_MOST_NAMED]))
+        return f"is a directory of savepoints: give one of them, {named}{more}"
+    is_location = CHECKPOINTS_DIRECTORY in names
+    where = f"{CHECKPOINTS_DIRECTORY}/" if is_location else ""
+    inside = storage.list(CHECKPOINTS_DIRECTORY) if is_location else names
+    numbers = sorted(number for name in inside if (number := checkpoint_id_of(name)) is not None)
+    what = "checkpointLocation" if is_location else "directory of checkpoints"
+    for number in reversed(numbers):
+        newest = f"{where}{checkpoint_name(number)}"
+        if storage.exists(f"{newest}/{METADATA_NAME}"):
+            return f"is a {what}: give {storage.url_of(newest)}, its newest checkpoint"
+    if is_location or numbers:
+        return f"is a {what} without a complete checkpoint: wait for one, or trigger one"
+    return None

@@ -47,7 +47,8 @@ def find_checkpoints_directory(path: str) -> Storage:
         return root.child(CHECKPOINTS_DIRECTORY)
     if _is_one(root):
         return root
-    inside = [name for name in root.list() if _is_directory_of_one(root, name)]
+    names = root.list()
+    inside = [name for name in names if _is_directory_of_one(root, name)]
     if len(inside) == 1:
         return root.child(inside[0])
     if inside:
@@ -55,8 +56,9 @@ def find_checkpoints_directory(path: str) -> Storage:
             f"{root.url} has the checkpoints of {len(inside)} queries ({', '.join(inside[:5])}): "
             "give the directory of one query"
         )
+    what = "has no checkpoints" if names else "does not exist, is empty or is a file"
     raise CheckpointNotFoundError(
-        f"{root.url} has no checkpoints: give a query's checkpointLocation, or its directory "
+        f"{root.url} {what}: give a query's checkpointLocation, or its directory "
         "below spark.ckpt.execution.checkpointing.dir"
     )
 

@@ -17,7 +17,12 @@ import msgspec
 from pyspark.sql import SparkSession
 
 from pyspark_ckpt.clock import now_ms
-from pyspark_ckpt.errors import CkptError, FencedError, RestoreError
+from pyspark_ckpt.errors import (
+    CheckpointNotFoundError,
+    CkptError,
+    FencedError,
+    RestoreError,
+)
 from pyspark_ckpt.formats.layout import (
     CHECKPOINTS_DIRECTORY,
     SEEDINGS,
@@ -238,16 +243,27 @@ def _source(location: Storage, checkpoints: Storage, to: str, query_id: str) -> 
     """Return the checkpoint that is gone back to."""
     if checkpoint_id_of(to) is None:
         raise RestoreError(
-            f"{location.url} cannot be rolled back to {to!r}: give chk-N, the name of a retained "
-            "checkpoint of the query that ran there"
+            f"{location.url} cannot be rolled back to {to!r}: give the name of a retained "
+            f"checkpoint of the query that ran there ({_retained(checkpoints)})"
         )
-    source = RestoreSource(checkpoints.url_of(to))
+    try:
+        source = RestoreSource(checkpoints.url_of(to))
+    except CheckpointNotFoundError as exc:
+        raise CheckpointNotFoundError(
+            f"{location.url} has no complete checkpoint {to}: give the name of a retained one "
+            f"({_retained(checkpoints)})"
+        ) from exc
     if source.metadata.query_id != query_id:
         raise RestoreError(
             f"{source.path} is a checkpoint of query {source.metadata.query_id}, {location.url} "
             f"is of {query_id}: restore it into a fresh checkpointLocation"
         )
     return source
+
+
+def _retained(checkpoints: Storage) -> str:
+    with closing(find_store(checkpoints)) as store:
+        return ", ".join(map(checkpoint_name, store.ids())) or "there is none"
 
 
 def _stage(

@@ -78,7 +78,7 @@ def test_a_users_mistake_ends_with_1_and_one_line(
     assert main([command, missing]) == 1
     out, err = capsys.readouterr()
     assert out == ""
-    assert missing in err
+    assert f"{missing} does not exist, is empty or is a file" in err
     assert err.count("\n") == 1
     assert main([command, missing, "--json"]) == 1
     out, err = capsys.readouterr()

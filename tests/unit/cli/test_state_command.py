@@ -95,7 +95,7 @@ def test_one_key_and_a_limit(run: Run, tmp_path: Path, caplog: pytest.LogCapture
         ((SAVEPOINT, "--state", "n", "--operator", "x"), "no operator 'x'"),
         ((SAVEPOINT, "--state", "n", "--key", "a", "--key", "b"), "the key has 1 columns (k)"),
         ((SAVEPOINT, "--operator", "x"), "no operator 'x'"),
-        (("/nowhere",), "holds no complete checkpoint or savepoint"),
+        (("/nowhere",), "/nowhere does not exist, is empty or is a file: give the path of"),
     ],
 )
 def test_what_cannot_be_shown_is_refused(run: Run, arguments: Any, message: str) -> None:

@@ -329,3 +329,33 @@ def test_a_file_that_goes_while_it_is_read_is_not_found(
     (tmp_path / "_metadata").write_bytes(encode_metadata(metadata))
     with pytest.raises(CheckpointNotFoundError, match=re.escape(str(tmp_path))):
         read_metadata(_DeletedBetweenItsSizeAndItsContent(tmp_path))
+
+
+def test_the_error_of_another_path_says_what_is_there(tmp_path: Path) -> None:
+    """And it names what to give: of a query its newest checkpoint, and savepoints."""
+    location = tmp_path / "location"
+    checkpoints = location / "pyspark_ckpt"
+    places = [checkpoints / "chk-2", checkpoints / "chk-10", checkpoints / "chk-11"]
+    savepoints = [tmp_path / "sp" / f"savepoint-3f2a10-{number:012}" for number in range(7)]
+    begun, other = tmp_path / "new" / "pyspark_ckpt", tmp_path / "other" / "x"
+    for place in (*places, *savepoints, begun, other):
+        place.mkdir(parents=True)
+    for place in (*places[:2], *savepoints):  # chk-11 is not complete
+        (place / "_metadata").touch()
+    newest = f"give {places[1]}, its newest checkpoint"
+    first = ", ".join(map(str, savepoints[:5]))
+    for path, says in (
+        (
+            tmp_path / "nosuch",
+            "does not exist, is empty or is a file: give the path of a savepoint",
+        ),
+        (location, f"is a checkpointLocation: {newest}"),
+        (checkpoints, f"is a directory of checkpoints: {newest}"),
+        (places[2], "does not exist, is empty or is a file"),
+        (tmp_path / "sp", f"is a directory of savepoints: give one of them, {first} and 2 more"),
+        (tmp_path / "new", "is a checkpointLocation without a complete checkpoint: wait for one"),
+        (tmp_path / "other", "holds no complete checkpoint or savepoint (no _metadata): give the"),
+        (savepoints[0] / "_metadata", "does not exist, is empty or is a file"),
+    ):
+        with pytest.raises(CheckpointNotFoundError, match=re.escape(f"{path} {says}")):
+            read_metadata(LocalStorage(path))
