@@ -52,12 +52,19 @@ def check_parallelism(
     if begun is not None:
         bound = _parallelism_of(location, begun)
         _check_not_repartitioned(location, begun, bound)
-    key = parallelism_key(spark) if option is None else PARALLELISM
+    key = parallelism_key(spark)
     session = option or set_parallelism(spark)
     if session is None:  # the number of cores may have changed
         session = operators.descriptors[0].parallelism
     for operator in operators.descriptors:
         if operator.parallelism != session:
+            if option is not None:
+                by = "by default" if set_parallelism(spark) is None else key
+                raise PlanError(
+                    f"operator {operator.uid!r} was built with parallelism {operator.parallelism} "
+                    f"({by}): the writer's option {PARALLELISM} = {option} comes too late. Set it "
+                    "in the session before key_by"
+                )
             raise PlanError(
                 f"operator {operator.uid!r} was built with {key} = {operator.parallelism}, it "
                 f"is {session} now: set it in the session and build the query again"

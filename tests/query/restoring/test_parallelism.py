@@ -78,8 +78,11 @@ def test_a_key_of_its_own(job: Job, caplog: pytest.LogCaptureFixture) -> None:
             with refused(ckpt.PlanError, f"set {PARALLELISM} to 3", unchanged=job.base):
                 job.run()
     assert job.result() == expected(job.feed.rows)
-    with refused(ckpt.PlanError, PARALLELISM, "session", unchanged=job.base):
-        job.using({PARALLELISM: "5"}).run()  # an option comes after the query was built
+    late = f"the writer's option {PARALLELISM} = 5 comes too late. Set it in the session before"
+    for conf, by in (({}, "by default"), ({PARTITIONS: "3"}, PARTITIONS)):
+        with session_conf(job.spark, conf):
+            with refused(ckpt.PlanError, f"({by}): {late} key_by", unchanged=job.base):
+                job.using({PARALLELISM: "5"}).run()
     with session_conf(job.spark, {PARALLELISM: "no"}):
         with pytest.raises(ckpt.ConfigurationError, match=PARALLELISM):
             job.df()
