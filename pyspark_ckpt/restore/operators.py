@@ -232,7 +232,7 @@ def _find_changes_of_states(
         found.refuse(exc)
         return None
     for verdict in report.verdicts:
-        why = verdict.refusal or "; ".join(verdict.changes) or UNCHANGED
+        why = verdict.why or UNCHANGED
         found.add(verdict.state, _OUTCOMES[verdict.verdict], why, verdict.removed_fields)
     if report.refused:
         found.errors.append(_incompatible(where, report))

@@ -101,11 +101,14 @@ class Evolution:
         The changes that need a migration.
     removed
         The paths of the fields that stored values have and drop.
+    advice
+        What to do if fields that seem to be removed and added are fields that were renamed.
     """
 
     changes: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
+    advice: tuple[str, ...] = ()
 
     @property
     def verdict(self) -> Verdict:
@@ -123,7 +126,10 @@ def compare(stored: T.StructType, wanted: T.StructType) -> Evolution:
     comparison = _Comparison()
     comparison.types(stored, wanted, "")
     return Evolution(
-        tuple(comparison.changes), tuple(comparison.refused), tuple(comparison.removed)
+        tuple(comparison.changes),
+        tuple(comparison.refused),
+        tuple(comparison.removed),
+        tuple(comparison.advice),
     )
 
 
@@ -195,6 +201,7 @@ class _Comparison:
         self.changes: list[str] = []
         self.refused: list[str] = []
         self.removed: list[str] = []
+        self.advice: list[str] = []
 
     def types(self, stored: T.DataType, wanted: T.DataType, path: str) -> None:
         if same_type(stored, wanted):
@@ -233,10 +240,29 @@ class _Comparison:
                 self._allow(f"field {field.name!r} added, true in stored values")
             else:
                 self._field(before.get(field.name), field, _below(path, field.name))
+        self._renamed(
+            [name for name in values if name not in wanted.names],
+            [f.name for f in wanted.fields if f.name not in before and (path or not _is_mark(f))],
+            path,
+        )
         if [n for n in stored.names if n in wanted.names] != [
             n for n in wanted.names if n in before
         ]:
             self._allow(f"fields of {path!r} reordered" if path else "fields reordered")
+
+    def _renamed(self, removed: list[str], added: list[str], path: str) -> None:
+        """Advise on names that may be one field: they differ in case, or there is no other."""
+        by_case = {name.lower(): name for name in removed}
+        only = removed[0] if len(removed) == len(added) == 1 else None
+        for name in added:
+            before = by_case.get(name.lower(), only)
+            if before is not None:
+                old, new = repr(_below(path, before)), repr(_below(path, name))
+                if name.lower() in by_case:
+                    self.advice.append(f"{old} and {new} differ in case, so they are two fields")
+                self.advice.append(
+                    f"If {new} is {old} renamed, stop and give a Migration with value="
+                )
 
     def _field(self, stored: T.StructField | None, wanted: T.StructField, path: str) -> None:
         if stored is not None:

@@ -66,6 +66,8 @@ class StateVerdict:
         Why the state is refused and what to do, ``None`` if it is not refused.
     removed_fields
         The paths of the fields that stored values drop, unless the state is refused.
+    advice
+        What to do if a field was renamed, unless the state is refused.
     """
 
     state: str
@@ -75,13 +77,19 @@ class StateVerdict:
     changes: tuple[str, ...] = ()
     refusal: str | None = None
     removed_fields: tuple[str, ...] = ()
+    advice: tuple[str, ...] = ()
+
+    @property
+    def why(self) -> str:
+        """Why the state is refused, or what changes and what to look at; empty if nothing is."""
+        return self.refusal or ". ".join(filter(None, ("; ".join(self.changes), *self.advice)))
 
     @property
     def what_to_do(self) -> str:
         """What the user has to do, and why, as the report shows it."""
-        if self.refusal is not None:
-            return self.refusal
-        return ": ".join(filter(None, ("nothing", "; ".join(self.changes))))
+        if self.refusal is not None or self.advice:
+            return self.why
+        return ": ".join(filter(None, ("nothing", self.why)))
 
 
 def judge_state(
@@ -94,18 +102,27 @@ def judge_state(
     used = used_migration(stored, wanted, migration)
     changes: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
+    advice: tuple[str, ...] = ()
     refusal = _refusal(stored, wanted, used)
     if refusal is not None:
         outcome = Outcome.REFUSED
     elif changes := _changes(stored, wanted, used):
         outcome = Outcome.EVOLVED if used is None else Outcome.MIGRATED
-        removed = _values(stored, wanted, used).removed
+        values = _values(stored, wanted, used)
+        removed, advice = values.removed, values.advice
     else:
         outcome = Outcome.RESTORED
         if migration is not None:
             changes = ("it is stored as asked for, its migration is not used",)
     return StateVerdict(
-        wanted.name, state_text(stored), state_text(wanted), outcome, changes, refusal, removed
+        wanted.name,
+        state_text(stored),
+        state_text(wanted),
+        outcome,
+        changes,
+        refusal,
+        removed,
+        advice,
     )
 
 

@@ -49,6 +49,35 @@ def test_every_kind_is_restored_and_evolved(kind: str) -> None:
     assert evolved.refusal is None
 
 
+def test_fields_that_may_be_renamed_are_not_nothing_to_do() -> None:
+    """A removed field and an added one are named together, also below; two and two are not."""
+
+    def told(stored: str, wanted: str) -> str:
+        schemas = [of_longs(each) for each in (stored, wanted)]
+        before, now = (replace(VALUE, value_schema=schema) for schema in schemas)
+        verdict = judge_state(before, now)
+        assert verdict.verdict is Outcome.EVOLVED
+        assert judge_state(before, now, Migration(value=same)).advice == ()
+        return verdict.what_to_do
+
+    renamed = "If 'fullName' is 'name' renamed, stop and give a Migration with value="
+    lost = "field 'name' removed, stored values drop it"
+    added = "field 'fullName' added, null in stored values"
+    assert told("n,name", "n,fullName") == f"{lost}; {added}. {renamed}"
+    case = "'name' and 'NAME' differ in case, so they are two fields. If 'NAME' is 'name' renamed"
+    assert case in told("n,name,x", "NAME,n,y,z")
+    assert told("n,a,b", "n,c,d").startswith("nothing: field 'a' removed")
+    assert told("n,a", "n").startswith("nothing: field 'a' removed")
+    assert told("n,a", "n,a,b").startswith("nothing: field 'b' added")
+    below = [T.StructType([T.StructField("s", of_longs(each))]) for each in ("n,a", "n,b")]
+    before, now = (replace(VALUE, value_schema=schema) for schema in below)
+    assert "If 's.b' is 's.a' renamed" in judge_state(before, now).why
+
+
+def of_longs(names: str) -> T.StructType:
+    return T.StructType([T.StructField(name, T.LongType()) for name in names.split(",")])
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("other", KINDS)
 @pytest.mark.parametrize("migration", [None, Migration(value=same), Migration(renamed_from="old")])
