@@ -77,6 +77,7 @@ class TupleCodec:
         self._write = None if style is None else fields_writer(MESSAGE_PACK, schema)
         self._read = None if style is None else fields_reader(MESSAGE_PACK, schema, style)
         self._is_key = is_key
+        self._is_of_users = style is not None
         self._canonical = canonical_fields(schema) if is_key else None
 
     prefix = b""
@@ -104,7 +105,7 @@ class TupleCodec:
             raise StateValueError(
                 f"{self._what}: {shown(values)} does not fit the schema "
                 f"{self._schema.simpleString()} "
-                f"({e}); give a tuple with one value per field"
+                f"({e}); {self._remedy(values)}"
             ) from e
         if not self._is_key:
             return data
@@ -112,6 +113,23 @@ class TupleCodec:
         return self._encoder.encode(
             checked if self._canonical is None else self._canonical(checked)
         )
+
+    def _remedy(self, values: Any) -> str:
+        """Return what to give in place of a tuple that does not fit."""
+        fields = self._schema.fields
+        if self._is_of_users and type(values) is tuple and len(values) == len(fields):
+            for field, value in zip(fields, values, strict=True):
+                if len(fields) == 1 or not self._fits(field, value):
+                    return remedy_of(field, value)
+        return "give a tuple with one value per field"
+
+    def _fits(self, field: T.StructField, value: Any) -> bool:
+        alone = TupleCodec(T.StructType([field]), self._what, is_key=self._is_key)
+        try:
+            alone.encode((value,))
+        except StateValueError:
+            return False
+        return True
 
     def decode_many(self, stored: Sequence[bytes | None]) -> list[tuple[Any, ...] | None]:
         """Decode several tuples, with ``None`` in place of those that are missing.
@@ -301,3 +319,28 @@ class VersionedCodec:
 def version_of(data: bytes) -> int:
     """Return the place of an entry's schema in the state's history."""
     return data[1] if data[0] == VERSION_MARK else 0
+
+
+_PYTHON_TYPES: dict[type[T.DataType], str] = {
+    **dict.fromkeys((T.ByteType, T.ShortType, T.IntegerType, T.LongType), "int"),
+    **dict.fromkeys((T.FloatType, T.DoubleType), "float"),
+    **dict.fromkeys((T.StringType, T.CharType, T.VarcharType), "str"),
+    **dict.fromkeys((T.TimestampType, T.TimestampNTZType), "datetime"),
+    T.BooleanType: "bool",
+    T.BinaryType: "bytes",
+    T.DecimalType: "Decimal",
+    T.DateType: "date",
+    T.DayTimeIntervalType: "timedelta",
+    T.ArrayType: "list",
+    T.MapType: "dict",
+}
+
+
+def remedy_of(field: T.StructField, value: Any) -> str:
+    """Return what to give for a field in place of a value that does not fit it."""
+    kind, given = field.dataType.simpleString(), type(value).__name__
+    python = _PYTHON_TYPES.get(type(field.dataType), given)
+    if python == given:  # what is in it does not fit, or it is out of range
+        return f"give field {field.name!r} a value that fits {kind}"
+    null = ", or None" if field.nullable else ""
+    return f"field {field.name!r} is {kind}, {shown(value)} is {given}: give {python}{null}"

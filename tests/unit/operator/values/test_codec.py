@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -261,3 +262,29 @@ def test_what_python_cannot_show_is_refused_by_name_and_never_lost() -> None:
         ahead.decode(ahead.encode((last,)))
         with pytest.raises(StateValueError, match=r"state 's'.*two keys in an hour"):
             repeated.decode(stored)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "remedy"),
+    [
+        (T.LongType(), 5.0, "is bigint, 5.0 is float: give int, or None"),
+        (T.LongType(), True, "is bigint, True is bool: give int, or None"),
+        (T.TimestampType(), pd.NaT, "is timestamp, NaT is NaTType: give datetime, or None"),
+        (T.DecimalType(5, 2), 1.5, "is decimal(5,2), 1.5 is float: give Decimal, or None"),
+        (T.ArrayType(T.LongType()), 1, "is array<bigint>, 1 is int: give list, or None"),
+    ],
+)
+def test_the_error_names_the_field_and_what_to_give(
+    kind: T.DataType, value: object, remedy: str
+) -> None:
+    for types, values in (((kind,), (value,)), ((T.LongType(), kind), (1, value))):
+        name = f"f{len(types) - 1}"
+        with pytest.raises(StateValueError, match=re.escape(f"; field {name!r} {remedy}")):
+            codec(*types).encode(values)
+
+
+def test_the_error_names_the_field_of_a_value_that_is_out_of_range() -> None:
+    for kind, value in ((T.LongType(), 2**70), (T.ArrayType(T.LongType()), ["a"])):
+        says = f"; give field 'f1' a value that fits {kind.simpleString()}"
+        with pytest.raises(StateValueError, match=re.escape(says)):
+            codec(T.LongType(), kind).encode((1, value))
