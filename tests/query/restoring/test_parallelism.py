@@ -79,8 +79,9 @@ def test_a_key_of_its_own(job: Job, caplog: pytest.LogCaptureFixture) -> None:
                 job.run()
     assert job.result() == expected(job.feed.rows)
     late = f"the writer's option {PARALLELISM} = 5 comes too late. Set it in the session before"
-    for conf, by in (({}, "by default"), ({PARTITIONS: "3"}, PARTITIONS)):
-        with session_conf(job.spark, conf):
+    conf = session_conf(job.spark, {PARTITIONS: "3"})
+    for set_by, by in ((conf, PARTITIONS), (nobody_set_it(job.spark), "by default")):
+        with set_by:
             with refused(ckpt.PlanError, f"({by}): {late} key_by", unchanged=job.base):
                 job.using({PARALLELISM: "5"}).run()
     with session_conf(job.spark, {PARALLELISM: "no"}):
