@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, TimerValues
 
+from pyspark_ckpt.errors import StateValueError
 from pyspark_ckpt.operator.modes.kept_values import kept, may_change
 from pyspark_ckpt.operator.rows.input import InputColumns
 from pyspark_ckpt.operator.rows.keyed import keyed_rows, user_keys
@@ -112,15 +114,23 @@ class RowsOutput:
         return len(self._rows)
 
     def extend(self, output: Iterable[Any] | None) -> None:
-        """Add what one call of the processor yields."""
+        """Add what one call of the processor yields.
+
+        Raises
+        ------
+        StateValueError
+            If it is one Row.
+        """
         if output is None:
             return
+        self._check(output)
         self._rows.extend(map(self._kept, output) if self._may_change else output)
 
     def fill(self, output: Iterable[Any] | None) -> Iterator[Any] | None:
         """Add what one call of the processor yields, until as much is there as leaves at once."""
         if output is None:
             return None
+        self._check(output)
         rows = self._rows
         full = len(rows) + CHUNK_ROWS
         first = islice(output, CHUNK_ROWS)
@@ -137,6 +147,13 @@ class RowsOutput:
         """Return the rows in the sent schema, and empty the buffer."""
         rows, self._rows = self._rows, []
         return self._schema.batch(rows)
+
+    def _check(self, output: Iterable[Any]) -> None:
+        if isinstance(output, Row):  # its values would be taken for rows
+            raise StateValueError(
+                f"{self._schema.where}: the processor returned one Row: yield it, or return a list "
+                "of Rows"
+            )
 
     def _kept(self, row: Any) -> Any:
         """Return a row whose lists and dicts the processor cannot change any more."""

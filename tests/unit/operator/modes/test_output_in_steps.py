@@ -127,6 +127,7 @@ def test_rows_of_earlier_calls_stay(
         (ArrowOutput, pa.table({"n": [1], "text": ["a"]})),
         (ArrowOutput, [[1]]),
         (ArrowOutput, ["text"]),
+        (RowsOutput, Row(n=1, text="a")),
     ],
 )
 def test_wrong_output_is_refused_as_in_one_step(kind: Callable[..., Output], wrong: Any) -> None:
