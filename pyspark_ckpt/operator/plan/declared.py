@@ -6,6 +6,7 @@ the line that builds the query, and parses DDL schemas, which executors cannot.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,7 +88,7 @@ def declare_states(
     Raises
     ------
     PlanError
-        If it is not a processor, or cannot be sent to executors.
+        If it is not a processor, cannot be sent to executors, or can handle no timer.
     ProcessorError
         If ``init`` raises.
     NotBuiltYetError
@@ -95,6 +96,8 @@ def declare_states(
     """
     if not isinstance(processor, StatefulProcessor):
         raise PlanError(f"operator {uid!r}: {no_instance(processor, StatefulProcessor)}")
+    if time_mode is not TimeMode.NONE:
+        _check_timer_method(processor, uid)
     schemas = _ParsedOnDemand()
     clock = EpochClock(time_mode, 0, 0 if has_watermark else None)
     handle = ProcessorHandle(StateTable(_NoState()), clock, f"operator {uid!r}", (), schemas)
@@ -112,6 +115,22 @@ def declare_states(
             f"driver when the query is built, to learn the states{user_frames(exc)}"
         ) from exc
     return DeclaredStates(handle.descriptors, dict(schemas))
+
+
+def _check_timer_method(processor: StatefulProcessor, uid: str) -> None:
+    """Refuse a method that fails for every timer, before the first one is due."""
+    try:
+        signature = inspect.signature(processor.handleExpiredTimer, follow_wrapped=False)
+    except (TypeError, ValueError):  # a callable that does not say
+        return
+    try:
+        signature.bind(key=(), timerValues=None, expiredTimerInfo=None)
+    except TypeError as exc:
+        raise PlanError(
+            f"operator {uid!r}: {type(processor).__name__}.handleExpiredTimer{signature} cannot be "
+            f"called ({exc}): its parameters are given by name, so call them key, timerValues and "
+            "expiredTimerInfo"
+        ) from exc
 
 
 def no_instance(processor: object, wanted: type) -> str:
