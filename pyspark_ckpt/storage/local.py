@@ -251,7 +251,7 @@ def _make_directories(directory: Path) -> None:
     for path in reversed(unsure):
         was_there = path.is_dir()
         if not was_there:
-            path.mkdir(exist_ok=True)
+            _make_directory(path)
         try:
             _sync_directory(path.parent)
         except PermissionError:
@@ -259,6 +259,16 @@ def _make_directories(directory: Path) -> None:
                 raise
             continue  # of an administrator, who made it long ago
         _durable_directories.add((str(path), path.stat().st_ino))
+
+
+def _make_directory(path: Path) -> None:
+    try:
+        path.mkdir(exist_ok=True)
+    except FileExistsError as exc:
+        # The caller would take that for the file that it wants to write.
+        raise NotADirectoryError(
+            errno.ENOTDIR, "this is no directory, but one has to be here: move it away", str(path)
+        ) from exc
 
 
 def _is_durable(directory: Path) -> bool:

@@ -201,6 +201,18 @@ def test_a_file_of_a_killed_process_is_made_durable_when_it_is_found(
     assert ("fsync", str(path.parent)) in disk_log
 
 
+def test_a_file_in_place_of_a_directory_is_not_taken_for_the_file_that_is_written(
+    storage: Storage, put_file: Callable[..., Path]
+) -> None:
+    """Who looks for an unused name would look for ever."""
+    path = put_file("drivers")
+    for name in ("drivers/1", "drivers/deep/1"):
+        with pytest.raises(NotADirectoryError, match="move it away") as caught:
+            storage.write(name, [b"x"])
+        assert caught.value.filename == str(path)
+    assert storage.list() == ["drivers"]
+
+
 def test_a_move_is_durable_and_replaces_nothing(storage: Storage, disk_log: Log) -> None:
     storage.write("old/file", [b"x"])
     storage.make_directory("taken")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
 
 from pyspark_ckpt.errors import CheckpointNotFoundError
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
+from pyspark_ckpt.storage.file_reference import FileReference
 from pyspark_ckpt.storage.open import LocalStorage, Storage
 from pyspark_ckpt.stores.directory import CompletedCheckpoints
 
@@ -76,6 +77,26 @@ def test_a_removal_cut_short_leaves_no_half_checkpoint(
             completed.remove(1)
     assert Path(completed.path(1)).is_dir()
     assert completed.ids() == []
+
+
+class Counting(LocalStorage):
+    """A storage that ends a driver that tries one name after the other without end."""
+
+    writes = 0
+
+    def write(self, relative: str, chunks: Iterable[bytes]) -> FileReference:
+        self.writes += 1
+        assert self.writes < 100, f"it is still looking for an unused name, at {relative}"
+        return super().write(relative, chunks)
+
+
+def test_a_file_in_place_of_the_drivers_directory_ends_the_claim(
+    storage: LocalStorage, put_file: Callable[..., Path]
+) -> None:
+    path = put_file("drivers")
+    with pytest.raises(NotADirectoryError, match="move it away") as caught:
+        CompletedCheckpoints(Counting(storage.root)).claim()
+    assert caught.value.filename == str(path)
 
 
 def test_what_another_driver_published_is_durable_once_the_store_is_claimed(
