@@ -28,8 +28,7 @@ def remove_leftovers(
     """
     remove_interrupted_savepoints()
     with suppress(FencedError):  # what is in the location may be another driver's work
-        check_not_fenced()
-        remove_leftovers_of_restarts(location)
+        remove_leftovers_of_restarts(location, check_not_fenced)
 
 
 class Housekeeping:

@@ -164,12 +164,30 @@ live_shadows: set[str] = set()
 """The names of the directories of this process's shadows."""
 
 
-def remove_leftovers_of_restarts(location: Storage) -> None:
-    """Remove what restarts in place and shadows left behind; only while no other driver runs it."""
-    for name in location.list():
-        is_left = name.startswith(SHADOW) and name not in live_shadows
-        if is_left or name.startswith((KEPT_BY_RESTART, STAGED_BY_RESTART)):
-            location.delete_directory(name)
+def remove_leftovers_of_restarts(location: Storage, check_not_fenced: Callable[[], None]) -> None:
+    """Remove what restarts in place and shadows of earlier drivers left behind.
+
+    Parameters
+    ----------
+    location
+        The ``checkpointLocation``.
+    check_not_fenced
+        Is called before each directory. Raises if another driver has taken the query over.
+
+    Raises
+    ------
+    FencedError
+        If another driver has; what it works on stays.
+    """
+    # Listed before the look: what a driver makes that takes over after it is not in the list.
+    for name in [name for name in location.list() if _is_left(name)]:
+        check_not_fenced()
+        location.delete_directory(name)
+
+
+def _is_left(name: str) -> bool:
+    is_shadow = name.startswith(SHADOW) and name not in live_shadows
+    return is_shadow or name.startswith((KEPT_BY_RESTART, STAGED_BY_RESTART))
 
 
 class _Claim:

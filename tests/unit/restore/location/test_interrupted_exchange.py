@@ -174,7 +174,7 @@ def test_leftovers_of_restarts_are_removed(location: Path) -> None:
     for name in ("_before_restart-1", "_restarting-2"):
         (location / name / "state").mkdir(parents=True)
         (location / name / "state" / "0").touch()
-    remove_leftovers_of_restarts(LocalStorage(location))
+    remove_leftovers_of_restarts(LocalStorage(location), lambda: None)
     assert content(location) == before
 
 

@@ -24,7 +24,7 @@ def test_shadows_of_killed_drivers_are_removed(tmp_path: Path) -> None:
         location.write(f"{name}/file", [b"x"])
     live_shadows.add("_shadow-live")
     try:
-        remove_leftovers_of_restarts(location)
+        remove_leftovers_of_restarts(location, lambda: None)
     finally:
         live_shadows.discard("_shadow-live")
     assert sorted(location.list()) == ["_before_rollback-1", "_shadow-live", "state"]
