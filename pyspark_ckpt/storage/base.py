@@ -214,6 +214,9 @@ class Storage(ABC):
     def delete_directory(self, relative: str) -> None:
         """Delete a directory and what is in it, as far as that is possible."""
 
+    def remove_if_empty(self, relative: str) -> None:  # noqa: B027  # some have no directories
+        """Delete a directory if nothing is in it; what is in it stays."""
+
     def files_below(self, directory: str) -> tuple[str, ...]:
         """Return the paths of all files below a directory, sorted; none if it does not exist."""
         found: list[str] = []

@@ -214,6 +214,10 @@ class LocalStorage(Storage):
     def delete_directory(self, relative: str) -> None:
         shutil.rmtree(self.path(relative), ignore_errors=True)
 
+    def remove_if_empty(self, relative: str) -> None:
+        with suppress(OSError):
+            self.path(relative).rmdir()
+
 
 def _is_directory(entry: os.DirEntry[str]) -> bool:
     try:

@@ -169,6 +169,9 @@ class RetryingStorage(Storage):
     def delete_directory(self, relative: str) -> None:
         retried(lambda: self._inner.delete_directory(relative))
 
+    def remove_if_empty(self, relative: str) -> None:
+        retried(lambda: self._inner.remove_if_empty(relative))
+
     def copy_within(self, relative: str, target: str) -> None:
         retried(lambda: self._inner.copy_within(relative, target))
 

@@ -100,6 +100,9 @@ class FaultyStorage(Storage):
     def delete_directory(self, relative: str) -> None:
         self._do(f"delete_directory {relative}", lambda: self.inner.delete_directory(relative))
 
+    def remove_if_empty(self, relative: str) -> None:
+        self._do(f"remove_if_empty {relative}", lambda: self.inner.remove_if_empty(relative))
+
     def _do(
         self, name: str, operation: Callable[[], Result], cut: Callable[[], None] | None = None
     ) -> Result:

@@ -285,6 +285,12 @@ class DiskPath:
         self.disk.before_change(self._text, "delete")
         del directory.names[self.name]
 
+    def rmdir(self) -> None:
+        self.disk.point(f"rmdir {self._text}")
+        if self.disk.directory(self._parts).names:
+            raise OSError(errno.ENOTEMPTY, "not empty", self._text)
+        del self.disk.directory(self._parts[:-1]).names[self.name]
+
     def rename(self, target: DiskPath) -> None:
         self.disk.point(f"rename {self._text} {target}")
         entry = self._entry()
@@ -369,7 +375,4 @@ class DiskShutil:
                 self._remove(path / name)
             else:
                 (path / name).unlink(missing_ok=True)
-        self._disk.point(f"rmdir {path}")
-        if directory.names:
-            raise OSError(errno.ENOTEMPTY, "not empty", str(path))
-        self._disk.directory(path._parts[:-1]).names.pop(path.name, None)
+        path.rmdir()

@@ -14,6 +14,7 @@ Version 0.1.0 has only the marker. It is still written, for a downgrade in the m
 
 from __future__ import annotations
 
+import errno
 from contextlib import suppress
 
 from pyspark_ckpt.errors import CorruptFileError, FencedError, RestoreError
@@ -162,6 +163,8 @@ class Seeding:
         ------
         FencedError
             If another driver has taken the location over.
+        OSError
+            If something of it is still there.
         """
         location = self._location
         query_id = SparkLog(location).query_id()
@@ -175,8 +178,23 @@ class Seeding:
                 self.check()
                 location.delete([path])
             if is_directory:
-                self.check()
-                location.remove_directory(name)
+                self._remove_directories(name)
+                if location.exists(name):
+                    self.check()
+                    raise OSError(
+                        errno.ENOTEMPTY,
+                        "it cannot be cleared: if no driver writes there, start the query again",
+                        location.url_of(name),
+                    )
+
+    def _remove_directories(self, directory: str) -> None:
+        """Remove a directory and those in it, but no file: another driver may have written it."""
+        for name in self._location.list(directory):
+            path = f"{directory}/{name}"
+            if self._location.size_bytes(path) is None:
+                self._remove_directories(path)
+        self.check()
+        self._location.remove_if_empty(directory)
 
     def name_query(self) -> str:
         """Give the cleared location's query a new id; durable on return.

@@ -153,6 +153,9 @@ class GcsStorage(RemoteStorage):
                 with suppress(FileNotFoundError):  # deleted before, if its answer got lost
                     self._request("DELETE", f"{self._objects}/{quote(item['name'], safe='')}")
 
+    def _delete_if_empty(self, path: str) -> None:
+        self._delete(f"{path}/")  # the object that Hadoop makes for the directory itself
+
     def files_below(self, directory: str) -> tuple[str, ...]:
         prefix = _prefix(self._path(directory))
         with self._errors_named(directory):

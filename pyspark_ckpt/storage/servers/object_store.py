@@ -70,6 +70,9 @@ class FsspecStorage(RemoteStorage):
             if name.lstrip("/").startswith(directory):
                 self._file_system.rm_file(name)
 
+    def _delete_if_empty(self, path: str) -> None:
+        self._delete(f"{path}/")  # the object that Hadoop makes for the directory itself
+
     def _is_no_place(self, error: FileNotFoundError) -> bool:
         return self._no_place in codes_of(error)
 

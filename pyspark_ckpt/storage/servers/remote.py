@@ -103,6 +103,10 @@ class RemoteStorage(Storage):
     def _delete_below(self, path: str) -> None:
         """Delete a directory and what is in it."""
 
+    def _delete_if_empty(self, path: str) -> None:
+        """Delete a directory, which has an entry of its own, unless something is in it."""
+        self._delete(path)
+
     def requests(self) -> dict[str, int]:
         return self._counts.so_far()
 
@@ -220,6 +224,12 @@ class RemoteStorage(Storage):
         path = self._path(relative)
         with suppress(OSError), self._errors_named(relative):
             self._delete_below(path)
+
+    def remove_if_empty(self, relative: str) -> None:
+        path = self._path(relative)
+        self._counts.add("delete")
+        with suppress(OSError), self._errors_named(relative):
+            self._delete_if_empty(path)
 
     def _is_no_place(self, error: FileNotFoundError) -> bool:  # noqa: ARG002  # for subclasses
         """Return whether the root does not exist and no write creates it, such as a bucket."""

@@ -390,6 +390,18 @@ class StorageContract:
         assert any_storage.list() == ["kept"]
         assert [any_storage.read(f"kept/state/{n}") for n in range(3)] == [b"0", b"1", b"2"]
 
+    def test_only_a_directory_without_files_is_removed(self, any_storage: Storage) -> None:
+        """So a driver that was paused removes nothing that another one has written."""
+        any_storage.write("state/0/1.delta", [b"x"])
+        any_storage.remove_if_empty("state/0")
+        any_storage.remove_if_empty("state")
+        any_storage.remove_if_empty("never there")
+        assert any_storage.read("state/0/1.delta") == b"x"
+        any_storage.delete(["state/0/1.delta"])
+        any_storage.remove_if_empty("state/0")
+        any_storage.remove_if_empty("state")
+        assert not any_storage.exists("state")
+
     def test_a_directory_that_was_removed_is_gone(self, any_storage: Storage) -> None:
         any_storage.write("state/0/1.delta", [b"x"])
         any_storage.remove_directory("state")

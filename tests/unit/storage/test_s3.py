@@ -305,9 +305,18 @@ def test_a_directory_goes_with_the_objects_that_hadoop_makes_for_it(
     storage.write("seed/state/0/1.delta", [b"x"])
     storage.write("seeds", [b"stays"])
     file_system = fsspec.filesystem("s3", use_listings_cache=False)
-    for marker in markers:
-        file_system.call_s3("put_object", Bucket=BUCKET, Key=f"{prefix}/seed/{marker}", Body=b"")
+
+    def put_markers() -> None:
+        for marker in markers:
+            key = f"{prefix}/seed/{marker}"
+            file_system.call_s3("put_object", Bucket=BUCKET, Key=key, Body=b"")
+
+    put_markers()
     storage.remove_directory("seed")
+    assert not storage.exists("seed")
+    put_markers()
+    for directory in ("seed/state/0", "seed/state", "seed"):
+        storage.remove_if_empty(directory)
     assert not storage.exists("seed")
     assert storage.list() == ["seeds"]
 

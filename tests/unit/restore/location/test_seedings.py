@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -56,11 +57,15 @@ def fill(location: Storage, epoch: int) -> str:
     seeding.clear(None)
     query_id = seeding.name_query()
     text = json.dumps([query_id, epoch]).encode()
-    for name in (f"state/0/{epoch + 1}.snapshot", f"offsets/{epoch}", f"commits/{epoch}"):
+    for name in filled_names(epoch):
         seeding.check()
         location.write(name, [text])
     seeding.end()
     return query_id
+
+
+def filled_names(epoch: int) -> tuple[str, ...]:
+    return f"state/0/{epoch + 1}.snapshot", f"offsets/{epoch}", f"commits/{epoch}"
 
 
 def run(location: Storage, epoch: int) -> None:
@@ -184,6 +189,52 @@ def test_a_paused_driver_never_completes_what_another_has_half_filled(
                 assert epoch in (3, 7)
                 check_filled(other, query_id, epoch)
     assert half > 20
+
+
+OF_CLEARING = ("exists", "write", "list", "files_below", "size_bytes", "delete", "delete_directory")
+ClearingObjects = pausing(MemoryStorage, *OF_CLEARING, "remove_if_empty")
+ClearingDisk = pausing(LocalStorage, *OF_CLEARING, "remove_if_empty")
+
+
+@kinds
+def test_a_paused_driver_that_clears_a_location_removes_one_file_of_another_at_most(
+    kind: str, tmp_path: Path
+) -> None:
+    """Both clear what a third one left, and the other one fills it with files of the same names."""
+    names = [f"{name}/0/{number}" for name in ("sources", "state") for number in range(2)]
+    fenced = 0
+    for at in range(1, 200):
+        first: Any
+        other: Storage
+        if kind == "objects":
+            place = secrets.token_hex(8)
+            first, other = ClearingObjects(place), MemoryStorage(place)
+        else:
+            first, other = ClearingDisk(tmp_path / str(at)), LocalStorage(tmp_path / str(at))
+        has_unfinished(other)
+        for name in names:
+            other.write(name, [b"of the killed driver"])
+
+        def fill_it(other: Storage = other) -> None:
+            fill(other, 7)
+            for name in names:
+                other.write(name, [b"of the other driver"])
+
+        seeding = begin_seeding(first)
+        first.paused = Paused(at, fill_it)
+        try:
+            seeding.clear(None)
+            seeding.name_query()
+        except (FencedError, OSError):  # the second: there are files again
+            fenced += 1
+        else:
+            break
+        present = {path for name in other.list() for path in (name, *other.files_below(name))}
+        wanted = {*names, *filled_names(7), "metadata"}
+        assert len(wanted - present) <= 1
+        assert not is_half_seeded(other)
+    assert first.paused.left > 0
+    assert fenced > 20
 
 
 @kinds
