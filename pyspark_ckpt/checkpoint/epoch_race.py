@@ -63,6 +63,9 @@ class EpochRace:
         OSError
             If the committed epochs cannot be listed.
         """
+        if self._log.query_id() != self._query.id:
+            # A rollback or a restore has replaced the epochs, and the numbers say nothing.
+            return Standing.ANOTHERS
         committed = self._log.committed_epoch()
         deadline = time.monotonic() + REPORTED_WITHIN_SECONDS
         while True:

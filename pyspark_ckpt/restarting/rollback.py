@@ -64,6 +64,7 @@ from pyspark_ckpt.spark.plan import is_active
 from pyspark_ckpt.spark.state_files import STATE
 from pyspark_ckpt.storage.open import Storage, open_storage
 from pyspark_ckpt.stores.base import CompletedCheckpointStore
+from pyspark_ckpt.stores.directory import carry_terms
 from pyspark_ckpt.stores.open import find_store
 from pyspark_ckpt.stores.owner import check_owner, claim_directory
 
@@ -219,6 +220,8 @@ def _prepared(
     if source is None:
         staged = to
         kept = location.child(to)
+        if root is None:
+            carry_terms(location.child(CHECKPOINTS_DIRECTORY), kept.child(CHECKPOINTS_DIRECTORY))
         void = void_after_return(read_rolled_back(kept), _id_of(kept), void, query_id)
     else:
         staged = f"{_STAGED}{token}"
@@ -292,6 +295,8 @@ def _stage(
     with closing(find_store(checkpoints)) as store:
         highest = store.last_id()
     new_checkpoints.make_directory(checkpoint_name(highest))
+    if root is None:  # else the query's own directory stays where it is
+        carry_terms(checkpoints, new_checkpoints)
     logger.info("staged %s in %s", source.path, staged.url)
 
 

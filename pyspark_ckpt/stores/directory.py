@@ -9,6 +9,11 @@ The driver with the highest term may write. A term is a file named by a number t
 is created exclusively, so no two drivers have the same term. It is found by its name, never by a
 listing, and is never deleted: each start makes one. A driver is fenced as soon as the next term's
 file exists. No clock is involved.
+
+A rollback puts another directory in the place of the query's, and so does somebody who deletes a
+location and makes it anew. There a driver does not find its own term, or finds another driver's
+name in it, and is fenced too. A rollback carries the terms over, so that no number is left out:
+a driver that was paused while it started finds its number taken.
 """
 
 from __future__ import annotations
@@ -20,10 +25,14 @@ from contextlib import suppress
 from pyspark_ckpt.errors import FencedError
 from pyspark_ckpt.formats.layout import AUTHOR_NAME, checkpoint_name, term_path
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
-from pyspark_ckpt.storage.base import CoordinatorStorage
+from pyspark_ckpt.storage.at_once import all_of
+from pyspark_ckpt.storage.base import CoordinatorStorage, Storage
 from pyspark_ckpt.storage.numbered_files import highest_number
 from pyspark_ckpt.stores.base import CompletedCheckpointStore, metadata_path
 from pyspark_ckpt.stores.id_marks import IdMarks
+
+_CARRIED = b"carried over by a rollback\n"
+"""In the file of a term that was another directory's; no driver has that name."""
 
 
 class DriverTerm:
@@ -48,13 +57,24 @@ class DriverTerm:
         self._term = self._claim(highest_number(storage, term_path) + 1)
 
     def check(self) -> None:
-        """Check that no driver has claimed a later term.
+        """Check that no driver has claimed a later term, and that the directory is the same.
 
         Raises
         ------
         FencedError
-            If a driver has claimed a later term.
+            If a driver has claimed a later term, or the directory has been replaced.
         """
+        path = term_path(self._term)
+        try:
+            is_ours = self._storage.read(path) == self.author.encode()
+        except FileNotFoundError:
+            is_ours = False
+        if not is_ours:
+            raise FencedError(
+                f"{self._storage.url}: these are not the checkpoints that this driver began with "
+                f"({path} is missing or another driver's). The query was rolled back, or its "
+                "checkpoints were deleted. Run a query once at a time: stop this one"
+            )
         if self._storage.exists(term_path(self._term + 1)):
             raise FencedError(
                 f"{self._storage.url}: another driver has taken over these checkpoints "
@@ -73,6 +93,25 @@ class DriverTerm:
         except FileExistsError:
             return False
         return True
+
+
+def carry_terms(source: Storage, target: Storage) -> None:
+    """Write the terms of a checkpoints directory into the one that will take its place.
+
+    Parameters
+    ----------
+    source
+        The query's checkpoints directory.
+    target
+        The directory that will be there; terms that it has stay.
+    """
+
+    def carry(term: int) -> None:
+        with suppress(FileExistsError):
+            target.write(term_path(term), [_CARRIED])
+
+    terms = range(1, highest_number(source, term_path) + 1)
+    all_of(carry, terms, at_once=source.is_remote)
 
 
 class CompletedCheckpoints(CompletedCheckpointStore):

@@ -109,7 +109,7 @@ class Paused(LocalStorage):
         return super().exists(relative)
 
     def list(self, directory: str | None = None) -> list[str]:
-        self._reached(f"list {directory or ''}")
+        self._reached(f"list {directory or '.'}")
         return super().list(directory)
 
     def _reached(self, operation: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,11 +22,16 @@ class Run:
         (location / "commits").mkdir()
         self._commits = location / "commits"
         self.commit(4)
-        self.query: Any = SimpleNamespace(isActive=True, lastProgress=None)
+        self.location = location
+        self.belongs_to("ours")
+        self.query: Any = SimpleNamespace(isActive=True, lastProgress=None, id="ours")
         self.race = EpochRace(self.query, SparkLog(LocalStorage(location)))
 
     def commit(self, epoch: int) -> None:
         (self._commits / str(epoch)).touch()
+
+    def belongs_to(self, query_id: str) -> None:
+        (self.location / "metadata").write_text(json.dumps({"id": query_id}))
 
     def reports(self, epoch: int, *, idle: bool = False) -> None:
         durations = {"latestOffset": 1, "triggerExecution": 1}
@@ -58,6 +64,16 @@ def test_the_run_that_has_committed_the_newest_epoch_has_won(run: Run) -> None:
     run.commit(6)
     assert run.race.standing() is Standing.ANOTHERS
     assert run.race.has_won
+
+
+def test_a_run_has_lost_once_its_location_is_rolled_back(run: Run) -> None:
+    """The epochs are another query's, and older than what the run has committed."""
+    run.commit(5)
+    run.reports(5)
+    run.belongs_to("another")
+    assert run.race.standing() is Standing.ANOTHERS
+    (run.location / "metadata").unlink()  # in the midst of it
+    assert run.race.standing() is Standing.ANOTHERS
 
 
 def test_a_run_without_input_still_has_its_epochs(run: Run) -> None:

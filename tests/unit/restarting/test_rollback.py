@@ -1,0 +1,145 @@
+"""A driver that is paused while its query is rolled back is fenced; Spark's part is replaced."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyspark_ckpt.checkpoint.runner import CheckpointRunner
+from pyspark_ckpt.errors import CheckpointAbortedError, FencedError
+from pyspark_ckpt.formats.layout import CHECKPOINTS_DIRECTORY
+from pyspark_ckpt.restarting import rollback as module
+from pyspark_ckpt.restarting.rollback import rollback
+from pyspark_ckpt.restore import seeding
+from pyspark_ckpt.restore.spark_state import Seed
+from pyspark_ckpt.spark.log import SparkLog
+from pyspark_ckpt.storage.open import LocalStorage, Storage
+from pyspark_ckpt.stores.directory import CompletedCheckpoints
+from pyspark_ckpt.stores.open import find_store
+from tests.faults.epochs import OWN_OPERATORS, Epochs, SparkFiles, files_of
+from tests.unit.checkpoint.runner_query import Paused
+
+
+@pytest.fixture(autouse=True)
+def _without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    def write_seeds(_: Any, scratch: Storage, seeds: Sequence[Seed]) -> SparkLog:
+        spark = SparkFiles(Path(scratch.url) / "location")
+        spark.commit(0)
+        for number, _seed in enumerate(seeds):
+            spark.put(f"state/{number}/0/1.delta", json.dumps("handles"))
+        return SparkLog(scratch.child("location"))
+
+    monkeypatch.setattr(seeding, "write_seeds", write_seeds)
+    monkeypatch.setattr(module, "_session", lambda: None)
+    monkeypatch.setattr(module, "qualified_path", lambda _, path: path)
+    monkeypatch.setattr(module, "is_active", lambda *_: False)
+    monkeypatch.setattr(module, "own_session", lambda *_: None)
+
+
+@pytest.fixture
+def location(tmp_path: Path) -> LocalStorage:
+    return LocalStorage(tmp_path / "location")
+
+
+@pytest.fixture
+def inside(location: LocalStorage) -> LocalStorage:
+    """The checkpoints directory, inside the location."""
+    return location.child(CHECKPOINTS_DIRECTORY)
+
+
+@pytest.fixture
+def epochs(location: LocalStorage, inside: LocalStorage) -> Epochs:
+    return Epochs(inside, location.root, OWN_OPERATORS)
+
+
+def take(runner: CheckpointRunner, epochs: Epochs) -> object:
+    epochs.commit()
+    return runner.take(epochs.committed_epoch, periodic=False)
+
+
+def start(inside: LocalStorage) -> CompletedCheckpoints:
+    """Claim the checkpoints as a start does."""
+    store = CompletedCheckpoints(inside)
+    store.claim()
+    return store
+
+
+def unfenced(*drivers: CompletedCheckpoints) -> list[CompletedCheckpoints]:
+    found = []
+    for each in drivers:
+        with suppress(FencedError):
+            each.check()
+            found.append(each)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("operation", "occurrence"),
+    [("list .", 1), ("list .", 2), ("list shared", 1), ("list taskowned", 1), ("delete chk-2", 1),
+     ("delete shared/", 1), ("delete taskowned/", 1), ("write chk-3/_author", 1),
+     ("write chk-3/_metadata", 1)],
+)  # fmt: skip
+def test_a_driver_that_was_paused_in_a_checkpoint_leaves_what_a_rollback_has_restored(
+    location: LocalStorage, inside: LocalStorage, epochs: Epochs, operation: str, occurrence: int
+) -> None:
+    """It goes on while the new query has fewer terms than the old one had."""
+    start(inside)
+    start(inside)
+    paused = Paused(inside.root)
+    one = epochs.runner(paused, num_retained=1)
+    for _ in range(2):
+        take(one, epochs)
+        for _ in range(8):
+            epochs.commit()
+    paused.pause_at(operation, before=occurrence - 1)
+    taking = paused.begin(lambda: take(one, epochs))
+    to = max(find_store(inside).ids())
+    rollback(str(location.root), f"chk-{to}")
+    restored = {path for path in files_of(inside) if not path.startswith("chk-")}
+    claimed = [start(inside) for _ in range(2)]
+    paused.go_on()
+    error = taking.exception(timeout=60)
+    assert error is None or isinstance(error, CheckpointAbortedError)
+    assert restored <= files_of(inside)
+    assert find_store(inside).ids() == []
+    with pytest.raises(FencedError):
+        one.check_not_fenced()
+    claimed[-1].check()
+
+
+@pytest.mark.parametrize("returns", [False, True])
+@pytest.mark.parametrize("starts", range(1, 6))
+def test_a_driver_that_was_paused_in_its_start_is_no_second_one_after_a_rollback(
+    location: LocalStorage, inside: LocalStorage, epochs: Epochs, returns: bool, starts: int
+) -> None:
+    """It has found the number of its term, and had not claimed it yet; also if all is undone."""
+    take(epochs.runner(), epochs)
+    back = rollback(str(location.root), "chk-1") if returns else None
+    for _ in range(starts):
+        before = start(inside)
+    paused = Paused(inside.root, "write drivers/")
+    slow = CompletedCheckpoints(paused)
+    starting = paused.begin(slow.claim)
+    rollback(str(location.root), "chk-1" if back is None else Path(back.kept).name)
+    drivers = [before, start(inside)]
+    assert unfenced(*drivers) == drivers[-1:]
+    paused.go_on()
+    starting.result(timeout=60)
+    assert unfenced(*drivers, slow) == [slow]
+    drivers.append(start(inside))
+    assert unfenced(*drivers, slow) == drivers[-1:]
+
+
+def test_a_driver_whose_location_was_deleted_and_made_anew_is_fenced(
+    location: LocalStorage, inside: LocalStorage
+) -> None:
+    old = [start(inside) for _ in range(3)]
+    location.parent().delete_directory(location.name)
+    assert unfenced(*old) == []
+    new = [start(inside) for _ in range(3)]
+    assert unfenced(*old, *new) == new[-1:]
