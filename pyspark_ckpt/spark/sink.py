@@ -22,7 +22,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
-from pyspark_ckpt.errors import ConfigurationError, RestoreError
+from pyspark_ckpt.errors import ConfigurationError
 from pyspark_ckpt.sessions.kind import is_connect
 from pyspark_ckpt.spark.paths import qualified_path
 from pyspark_ckpt.spark.temporary_location import may_be_temporary
@@ -31,6 +31,7 @@ from pyspark_ckpt.storage.open import Storage, open_storage
 COMPACT_INTERVAL = "spark.sql.streaming.fileSink.log.compactInterval"
 DEFAULT_COMPACT_INTERVAL = 10
 _LOG = "_spark_metadata"
+_COMPACT = ".compact"
 _EMPTY_ENTRY = b"v1"
 _SINK_PATH = "a restored query needs the log of its file sink; the output path"
 
@@ -54,7 +55,7 @@ class FileSinkLog:
         self._interval = compact_interval
 
     @cached_property
-    def _log(self) -> Storage:
+    def log(self) -> Storage:
         """The directory of the log.
 
         Raises
@@ -66,45 +67,52 @@ class FileSinkLog:
 
     def newest_epoch(self) -> int | None:
         """Return the newest epoch that was written, ``None`` if there is none."""
-        names = [name.removesuffix(".compact") for name in self._log.list()]
-        return max((int(name) for name in names if name.isdecimal()), default=None)
+        return max(self._epochs().values(), default=None)
 
-    def check_fresh(self, epoch: int) -> None:
-        """Check that no query has written to the path, apart from what :meth:`fill` writes.
+    def is_fresh(self, epoch: int, begun: int | None = None) -> bool:
+        """Return whether the log has at most the entries that :meth:`fill` writes.
 
-        Raises
-        ------
-        RestoreError
-            If a query has written there. The sink skips epochs that are in its log, so output
-            would be lost.
+        Parameters
+        ----------
+        epoch
+            The epoch that it is filled up to.
+        begun
+            A later epoch that the query itself may have written.
         """
-        if not self.is_fresh(epoch):
-            raise RestoreError(
-                f"{self.path} already has the output of another query. Spark's file sink would "
-                "skip epochs with the same numbers: give the restored query a new path or table"
-            )
-
-    def is_fresh(self, epoch: int) -> bool:
-        """Return whether the log has at most the entries that :meth:`fill` writes."""
-        wanted = self._entries(epoch)
+        wanted, last = self._entries(epoch), epoch if begun is None else begun
         return all(
-            name in wanted and self._log.read(name) == _EMPTY_ENTRY
-            for name in self._log.list()
-            if not name.startswith(".")
+            epoch < written <= last or (name in wanted and self.log.read(name) == _EMPTY_ENTRY)
+            for name, written in self._epochs().items()
         )
+
+    def reaches(self, epoch: int) -> bool:
+        """Return whether the log has an epoch, and all entries that Spark reads with it.
+
+        These are the newest compaction and every entry after it.
+        """
+        epochs = self._epochs()
+        newest = max(epochs.values(), default=-1)
+        compactions = (epochs[name] for name in epochs if name.endswith(_COMPACT))
+        needed = range(max(compactions, default=0), newest + 1)
+        return newest >= epoch and set(needed) <= set(epochs.values())
 
     def fill(self, epoch: int) -> None:
         """Write empty entries for all epochs up to this one; durable."""
         for name in self._entries(epoch):
-            if not self._log.exists(name):
-                self._log.write(name, [_EMPTY_ENTRY])
+            if not self.log.exists(name):
+                self.log.write(name, [_EMPTY_ENTRY])
+
+    def _epochs(self) -> dict[str, int]:
+        """Return the epoch of each entry by its name. Spark ignores all other names, too."""
+        names = {name: name.removesuffix(_COMPACT) for name in self.log.list()}
+        return {name: int(number) for name, number in names.items() if number.isdecimal()}
 
     def _entries(self, epoch: int) -> list[str]:
         """Return the names of the last compaction up to an epoch, and of the entries after it."""
         first = (epoch + 1) // self._interval * self._interval - 1
         if first < 0:
             return [str(number) for number in range(epoch + 1)]
-        return [f"{first}.compact", *(str(number) for number in range(first + 1, epoch + 1))]
+        return [f"{first}{_COMPACT}", *(str(number) for number in range(first + 1, epoch + 1))]
 
 
 _SESSION_CATALOG = "spark_catalog"

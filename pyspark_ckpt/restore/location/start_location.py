@@ -30,6 +30,7 @@ from pyspark_ckpt.restore.location.seedings import (
     settle_seedings,
     take_over_unnumbered,
 )
+from pyspark_ckpt.restore.location.sink_path import check_fresh, prepare_path
 from pyspark_ckpt.restore.plan import RestoreRequest, plan_of_request
 from pyspark_ckpt.restore.seeding import seed, write_query_id
 from pyspark_ckpt.restore.states import check_stored_operators
@@ -330,7 +331,7 @@ class StartLocation:
         plan.check()
         logger.info("%s", plan)
         if file_sink is not None:
-            file_sink.check_fresh(plan.epoch)
+            check_fresh(file_sink, plan.epoch)
         seeding = begin_seeding(self.storage)
         try:
             seeding.clear(self._checkpoints_directory)
@@ -346,8 +347,6 @@ class StartLocation:
             raise
         seeding.end()
         self._found_half_seeded = False
-        if file_sink is not None:  # the next start does it if this one is killed
-            file_sink.fill(plan.epoch)
         logger.info(
             "seeded %s from %s, which query %s no longer needs: all files are copied",
             self.storage.url,
@@ -449,30 +448,13 @@ class StartLocation:
         return query_id
 
     def prepare_sink(self, file_sink: FileSinkLog | None) -> None:
-        """Check that the file sink takes the next epochs of a location that was seeded.
+        """Claim and fill the log of the file sink, if the location was restored.
 
-        Raises
-        ------
-        RestoreError
-            If it has the output of later epochs, as after a rollback. It would skip the epochs of
-            this query.
+        The errors are those of :func:`~pyspark_ckpt.restore.location.sink_path.prepare_path`.
         """
         query_id, committed = self._log.query_id(), self._committed_epoch
-        if file_sink is None or query_id is None or committed is None:
-            return
-        origin = read_origin(self.checkpoints(query_id))
-        if origin is None:
-            return
-        written, begun = file_sink.newest_epoch(), self._log.begun_epoch()
-        if written is not None and begun is not None and written > begun:
-            raise RestoreError(
-                f"{file_sink.path} already has the output of epochs up to {written}, but this "
-                f"location continues from epoch {begun} because it was restored from "
-                f"{origin.path}, epoch {origin.epoch}: Spark's file sink would skip the next "
-                "epochs; give the query a new path"
-            )
-        if committed == origin.epoch and file_sink.is_fresh(committed):
-            file_sink.fill(committed)
+        if file_sink is not None and query_id is not None and committed is not None:
+            prepare_path(self._log, committed, self.checkpoints(query_id), file_sink)
 
     @property
     def _is_half_seeded(self) -> bool:

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from pyspark_ckpt.errors import RestoreError
 from pyspark_ckpt.spark.sink import FileSinkLog
 
 
@@ -39,19 +38,46 @@ def test_it_starts_with_the_last_compaction(
 
 
 def test_a_path_is_fresh_until_something_else_is_written(tmp_path: Path) -> None:
-    """Entries of an interrupted restore are completed; a path with a query's output is refused."""
+    """Entries of an interrupted restore are completed; what Spark does not read does not count."""
     log = FileSinkLog(str(tmp_path), 3)
     assert log.newest_epoch() is None
-    log.check_fresh(4)
+    assert log.is_fresh(4)
     log.fill(4)
     entries = tmp_path / "_spark_metadata"
     (entries / "3").unlink()
     (entries / ".4.crc").touch()
-    log.check_fresh(4)
+    (entries / "_a_note").touch()
+    assert log.is_fresh(4)
     log.fill(4)
     assert (entries / "3").read_bytes() == b"v1"
-    with pytest.raises(RestoreError, match="new path"):
-        log.check_fresh(5)  # its entries would start at a later compaction
+    assert not log.is_fresh(5)  # its entries would start at a later compaction
+    (entries / "5.compact").write_bytes(b'v1\n{"path":"x"}')
+    assert not log.is_fresh(4)
+    assert log.is_fresh(4, begun=5)  # the query has begun it
     (entries / "4").write_bytes(b'v1\n{"path":"x"}')
-    with pytest.raises(RestoreError, match="new path"):
-        log.check_fresh(4)
+    assert not log.is_fresh(4, begun=5)
+
+
+@pytest.mark.parametrize(
+    ("names", "reaches"),
+    [
+        ("0 1 2 3", True),
+        ("0 1 2 3 4", True),
+        ("2.compact 3", True),
+        ("1 2.compact 3 4 5.compact", True),
+        ("2.compact 4.compact", True),  # Spark has deleted entries before its compaction
+        ("", False),
+        ("0 1 2", False),
+        ("0 1 3", False),
+        ("1 2 3", False),
+        ("2.compact 4", False),
+    ],
+)
+def test_spark_reads_the_newest_compaction_and_all_after_it(
+    tmp_path: Path, names: str, reaches: bool
+) -> None:
+    entries = tmp_path / "_spark_metadata"
+    entries.mkdir()
+    for name in ["_a_note", *names.split()]:
+        (entries / name).touch()
+    assert FileSinkLog(str(tmp_path), 3).reaches(3) is reaches
