@@ -25,6 +25,7 @@ from pyspark_ckpt.errors import (
 )
 from pyspark_ckpt.formats.layout import (
     CHECKPOINTS_DIRECTORY,
+    DRIVERS,
     SEEDINGS,
     SHADOW,
     checkpoint_id_of,
@@ -126,7 +127,7 @@ def rollback(
     to : str
         ``chk-N``, or the name of a ``_before_rollback-...`` directory in the location.
     checkpointsDirectory : str, optional
-        ``spark.ckpt.execution.checkpointing.dir``, if the query has one.
+        ``spark.ckpt.execution.checkpointing.dir``, if the query has one; also to undo a rollback.
     force : bool
         Roll back although nothing says that the query's run has ended, and it has given a sign of
         life in the last two minutes, or a Spark Connect server may continue it. Only if you know
@@ -142,7 +143,8 @@ def rollback(
     ------
     RestoreError
         If there is no Spark session. Also if the query runs, or never did, or `to` is not its
-        checkpoint, or the location is a copy of another one that owns the checkpoints.
+        checkpoint, or the location is a copy of another one that owns the checkpoints, or nothing
+        of the query is in the checkpoints directory.
     FencedError
         If another driver starts the query meanwhile, or rolls it back.
     ConfigurationError, NotBuiltYetError
@@ -174,6 +176,7 @@ def rollback(
     if root is not None:
         check_owner(location, checkpoints)  # what follows would fence the driver of the original
     if not force:
+        _check_is_of_query(location, checkpoints)
         _check_silent(location, checkpoints)
     with closing(find_store(checkpoints)) as store:
         # A start, or another rollback, that comes later claims it too, and this one ends.
@@ -345,6 +348,21 @@ def _check_stopped(spark: SparkSession, location: Storage) -> str:
 
 def _checkpoints(location: Storage, root: Storage | None, query_id: str) -> Storage:
     return location.child(CHECKPOINTS_DIRECTORY) if root is None else root.child(query_id)
+
+
+def _check_is_of_query(location: Storage, checkpoints: Storage) -> None:
+    """Refuse a checkpoints directory that no driver of the query has used.
+
+    It would be no proof that the query is stopped, and to claim it would fence nobody.
+    """
+    if any(name != DRIVERS for name in checkpoints.list()):  # a rollback alone leaves these
+        return
+    raise RestoreError(
+        f"{location.url}: nobody knows whether its query runs, because {checkpoints.url} has no "
+        "checkpoints of it. Give checkpointsDirectory (--checkpoints-directory) if the query has "
+        "spark.ckpt.execution.checkpointing.dir. If the directory is gone and you know that the "
+        "query is stopped, give force=True (--force)"
+    )
 
 
 def _check_silent(location: Storage, checkpoints: Storage) -> None:

@@ -160,6 +160,36 @@ def test_a_query_that_a_connect_server_may_run_is_refused_however_silent_it_is(
     assert Path(back.kept).name.startswith("_before_rollback-")
 
 
+def test_an_undo_has_to_name_the_checkpoints_of_the_query(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a wrong directory there is no record of a run, and a claim would fence nobody."""
+    outside, location = str(job.base / "outside"), str(job.location_path)
+    job = job.using({INLINE: "0b", RETAINED: 10, CHECKPOINT_DIR: outside})
+    for epoch in range(2):
+        job.feed.add(events_of(epoch))
+        query = job.run()
+    to = f"chk-{min(row.checkpoint_id for row in completed(query))}"
+    kept = Path(ckpt.rollback(location, to, outside).kept).name
+    ckpt.rollback(location, kept, outside)  # no query has run there since
+    kept = Path(ckpt.rollback(location, to, outside).kept).name
+    again = job.but(out="out2")
+    with again.running() as query:
+        query.processAllAvailable()
+        # The call comes from another application.
+        monkeypatch.setattr(rolling_back, "is_active", lambda *_: False)
+        for wrong in (None, str(job.base / "elsewhere")):
+            with refused(ckpt.RestoreError, "checkpointsDirectory", unchanged=job.location_path):
+                ckpt.rollback(location, kept, wrong)
+        with refused(ckpt.RestoreError, "runs at", unchanged=job.location_path):
+            ckpt.rollback(location, kept, outside)
+        job.feed.add(events_of(2))
+        query.processAllAvailable()
+    again.run()
+    assert again.result() == expected_after(job.feed.rows, 20)
+    ckpt.rollback(location, kept, force=True)  # the user knows that it is stopped
+
+
 def three_epochs(job: Job) -> tuple[Job, dict[int, str], str]:
     """Return the job with a checkpoint for each of three epochs, their names, and the location."""
     job = job.using({INLINE: "0b", RETAINED: 10})
