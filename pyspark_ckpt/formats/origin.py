@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 
 import msgspec
 
 from pyspark_ckpt.formats.metadata import Origin
 from pyspark_ckpt.formats.small_file import read_small_file
+from pyspark_ckpt.settings import ClaimMode
 from pyspark_ckpt.storage.open import Storage
 
 ORIGIN_NAME = "origin.json"
+UNCLAIMED_NAME = "origin-unclaimed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +68,16 @@ def write_origin(checkpoints: Storage, origin: Origin) -> None:
     checkpoints.write(ORIGIN_NAME, [msgspec.json.encode(origin)])
 
 
+def give_up_claim(checkpoints: Storage) -> None:
+    """Let nobody delete what a query was restored from with ``CLAIM``; durable."""
+    with suppress(FileExistsError):
+        checkpoints.write(UNCLAIMED_NAME, [b"a later start named the origin with NO_CLAIM\n"])
+
+
 def read_origin(checkpoints: Storage) -> Origin | None:
     """Return what a query was restored from, ``None`` if it was not restored.
+
+    Its claim mode is ``NO_CLAIM`` once the claim was given up.
 
     Raises
     ------
@@ -75,10 +86,13 @@ def read_origin(checkpoints: Storage) -> Origin | None:
     """
     if not checkpoints.exists(ORIGIN_NAME):
         return None
-    return read_small_file(
+    origin = read_small_file(
         checkpoints,
         ORIGIN_NAME,
         Origin,
         "what the query was restored from",
         "delete the file; only this record is then lost",
     )
+    if origin.claim_mode is ClaimMode.CLAIM and checkpoints.exists(UNCLAIMED_NAME):
+        return msgspec.structs.replace(origin, claim_mode=ClaimMode.NO_CLAIM)
+    return origin

@@ -16,13 +16,12 @@ from pyspark_ckpt.formats.layout import (
     ROLLBACK_MARKER,
     store_note_path,
 )
-from pyspark_ckpt.formats.metadata import Origin
-from pyspark_ckpt.formats.origin import read_origin
 from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.operator.descriptor import Runtime
 from pyspark_ckpt.operator.plan.initial_state import handles_of, initial_state_of
 from pyspark_ckpt.operator.plan.passed_watermark import MIN, POLICY
 from pyspark_ckpt.restore.location.exchange import finish_restart
+from pyspark_ckpt.restore.location.not_restored import note_not_restored
 from pyspark_ckpt.restore.location.parallelism import check_parallelism
 from pyspark_ckpt.restore.location.seedings import (
     begin_seeding,
@@ -325,7 +324,9 @@ class StartLocation:
             If another driver fills the location, or has done so meanwhile.
         """
         if self._committed_epoch is not None:
-            self._log_not_restored(request.path)
+            query_id = self._log.query_id()
+            assert query_id is not None  # check_not_emptied has refused it
+            note_not_restored(self.storage, self.checkpoints(query_id), request)
             return
         plan = plan_of_request(request, self.operators)
         plan.check()
@@ -352,23 +353,6 @@ class StartLocation:
             self.storage.url,
             plan.path,
             query_id,
-        )
-
-    def _log_not_restored(self, path: str) -> None:
-        """Log that a path is ignored; as a warning, unless the location was restored from it."""
-        query_id = self._log.query_id()
-        origin = None if query_id is None else read_origin(self.checkpoints(query_id))
-        if origin is not None and _is_or_replaces(origin, path):
-            logger.info("%s has committed epochs: not restored from %s", self.storage.url, path)
-            return
-        before = "was never restored" if origin is None else f"was restored from {origin.path}"
-        logger.warning(
-            "restoreFrom(%r) is ignored: %s has committed epochs, which the query continues (it "
-            "%s); to start from that path, give a fresh checkpointLocation or call "
-            "pyspark_ckpt.rollback",
-            path,
-            self.storage.url,
-            before,
         )
 
     def make_initial_states(self, runtime_of: Callable[[str], Runtime]) -> FileReference | None:
@@ -467,13 +451,3 @@ class StartLocation:
     def _committed_epoch(self) -> int | None:
         """The epoch to continue from; a half seeded location has none."""
         return None if self._is_half_seeded else self._log.committed_epoch()
-
-
-def _is_or_replaces(origin: Origin, path: str) -> bool:
-    """Return whether a location was restored from a path, or by fallback from one before it."""
-    url = open_storage(path).url
-    if origin.path == url:
-        return True
-    return bool(origin.skipped) and open_storage(path).parent().url == (
-        open_storage(origin.path).parent().url
-    )

@@ -9,6 +9,7 @@ import pytest
 from pyspark.sql import Row
 
 import pyspark_ckpt as ckpt
+from pyspark_ckpt.query.start import QueryStart
 from tests.query.harness import (
     INLINE,
     RETAINED,
@@ -132,6 +133,38 @@ def test_claimed_and_fallen_back(job: Job) -> None:
     assert len(query.lastRestore.skipped) >= 1
     assert checkpoint in query.lastRestore.skipped[0]
     assert in_order(back.result() + both[0]) == both[2]
+
+
+def test_a_claim_of_a_driver_that_died_is_given_up(
+    job: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It died before it had a checkpoint, and the next start says NO_CLAIM."""
+
+    class DriverDiedError(BaseException):
+        pass
+
+    def die(*_: object) -> None:
+        raise DriverDiedError
+
+    job.feed.add(EPOCHS[0])
+    with job.running() as query:
+        query.processAllAvailable()
+        savepoint = query.triggerSavepoint(str(job.base / "savepoints")).path
+    fork = job.but(location="loc1", out="out1")
+    with monkeypatch.context() as patch:
+        patch.setattr(QueryStart, "_fence_others", die)
+        with pytest.raises(DriverDiedError):
+            fork.writer().restoreFrom(savepoint, claimMode="CLAIM").start()
+    job.feed.add(EPOCHS[1])
+    for mode in ("NO_CLAIM", None, "CLAIM"):  # the claim does not come back
+        caplog.clear()
+        writer = fork.writer() if mode is None else fork.writer().restoreFrom(savepoint, mode)
+        query = writer.trigger(availableNow=True).start()
+        query.awaitTermination()
+        assert completed(query)
+        assert query.lastRestore.claim_mode == "NO_CLAIM"
+        assert any("is not deleted" in text for text in caplog.messages) == (mode is not None)
+    assert ckpt.verify(savepoint)
 
 
 def test_sources_and_arguments_that_do_not_fit(job: Job) -> None:

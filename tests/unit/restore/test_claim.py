@@ -10,7 +10,7 @@ import pytest
 from pyspark_ckpt.errors import CorruptFileError
 from pyspark_ckpt.formats.metadata import CheckpointMetadata, Origin
 from pyspark_ckpt.formats.modes import SavepointFormat
-from pyspark_ckpt.formats.origin import Restore, read_origin, write_origin
+from pyspark_ckpt.formats.origin import Restore, give_up_claim, read_origin, write_origin
 from pyspark_ckpt.history.records import CompletedCheckpoint
 from pyspark_ckpt.restore.claim import ClaimedSource, discard
 from pyspark_ckpt.restore.source import RestoreSource
@@ -117,6 +117,15 @@ def test_a_failed_deletion_is_tried_again(savepoint: Path) -> None:
     (savepoint / "_metadata").write_bytes(whole)
     listener.onCheckpointCompleted(OWN)
     assert not savepoint.exists()
+
+
+def test_a_claim_that_was_given_up_stays_so(storage: LocalStorage, savepoint: Path) -> None:
+    write_origin(storage, origin_of(savepoint))
+    for _ in range(2):
+        give_up_claim(storage)
+        origin = read_origin(storage)
+        assert origin is not None
+        assert origin.claim_mode is ClaimMode.NO_CLAIM
 
 
 def test_the_origin_is_read_as_written(storage: LocalStorage, savepoint: Path) -> None:
