@@ -30,7 +30,6 @@ from pyspark_ckpt.formats.layout import (
     SHADOW,
     checkpoint_id_of,
     checkpoint_name,
-    is_savepoint_name,
 )
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.formats.rolled_back import (
@@ -51,9 +50,9 @@ from pyspark_ckpt.restore.location.exchange import (
     finish_exchange,
     is_note,
 )
-from pyspark_ckpt.restore.location.seedings import is_half_seeded
+from pyspark_ckpt.restore.location.seedings import has_savepoints, is_half_seeded
 from pyspark_ckpt.restore.plan import RestoreRequest, plan_of
-from pyspark_ckpt.restore.seeding import QUERY_ID_NAME, seed, write_query_id
+from pyspark_ckpt.restore.seeding import seed, write_query_id
 from pyspark_ckpt.restore.source import RestoreSource
 from pyspark_ckpt.sessions.kind import is_connect
 from pyspark_ckpt.sessions.query_records import runs_on_server
@@ -62,7 +61,6 @@ from pyspark_ckpt.spark.operators import SparkOperator, StatefulOperators
 from pyspark_ckpt.spark.own_session import own_session
 from pyspark_ckpt.spark.paths import qualified_path
 from pyspark_ckpt.spark.plan import is_active
-from pyspark_ckpt.spark.state_files import STATE
 from pyspark_ckpt.storage.open import Storage, open_storage
 from pyspark_ckpt.stores.base import CompletedCheckpointStore
 from pyspark_ckpt.stores.directory import carry_terms
@@ -73,7 +71,6 @@ logger = library_logger(__name__)
 
 _KEPT = "_before_rollback-"
 _STAGED = "_rolling_back-"
-_OF_THE_QUERY = {QUERY_ID_NAME, "offsets", "commits", "sources", STATE, CHECKPOINTS_DIRECTORY}
 _QUERY_ID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
@@ -459,7 +456,7 @@ def _is_content(location: Storage, name: str) -> bool:
     """
     if name.startswith((_KEPT, _STAGED, SHADOW)) or name == SEEDINGS:
         return False
-    return name in _OF_THE_QUERY or not any(map(is_savepoint_name, (name, *location.list(name))))
+    return not has_savepoints(location, name)
 
 
 def _is_kept(name: str) -> bool:

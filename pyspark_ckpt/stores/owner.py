@@ -54,7 +54,7 @@ def check_owner(location: Storage, checkpoints: Storage, place: Storage | None =
     """
     owner = _owner(checkpoints, highest_number(checkpoints, owner_path))
     if owner is not None:
-        path = _path(place or location)
+        path = resolved_path(place or location)
         _check(location, _token(location), owner, checkpoints, path)
 
 
@@ -77,7 +77,7 @@ def claim_directory(location: Storage, checkpoints: Storage, place: Storage | No
     CorruptFileError
         If the token or the record was changed.
     """
-    path = _path(place or location)
+    path = resolved_path(place or location)
     while True:
         number = highest_number(checkpoints, owner_path)
         owner = _owner(checkpoints, number)
@@ -132,7 +132,8 @@ def _write_token(location: Storage) -> str:
     return written
 
 
-def _path(location: Storage) -> str:
+def resolved_path(location: Storage) -> str:
+    """Return the path of a storage without symbolic links."""
     return str(location.root.resolve()) if isinstance(location, LocalStorage) else location.url
 
 

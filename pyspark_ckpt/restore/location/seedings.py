@@ -25,17 +25,20 @@ from pyspark_ckpt.formats.layout import (
     SEEDING_MARKER,
     SEEDINGS,
     found_fresh_path,
+    is_savepoint_name,
     seeding_path,
     written_path,
 )
 from pyspark_ckpt.restore.seeding import QUERY_ID_NAME, write_query_id
 from pyspark_ckpt.spark.log import SparkLog
+from pyspark_ckpt.spark.state_files import STATE
 from pyspark_ckpt.storage.numbered_files import highest_number
 from pyspark_ckpt.storage.open import Storage, open_storage
 
 _BEGUN = b"begun\n"
 _ENDED = b"ended\n"
 _NOTE = b"this location is being filled before its query starts\n"
+_OF_THE_QUERY = {QUERY_ID_NAME, "offsets", "commits", "sources", STATE, CHECKPOINTS_DIRECTORY}
 _FRESH = {QUERY_ID_NAME, IDENTITY_NAME, SEEDING_MARKER, SEEDINGS}
 """What a location has before its first epoch, and what its seedings keep there."""
 
@@ -152,7 +155,9 @@ class Seeding:
             raise _taken_over(self._location)
 
     def clear(self, checkpoints_directory: str | None) -> None:
-        """Remove what is in the location but its token, and its query's checkpoints directory.
+        """Remove what is in the location, and its query's checkpoints directory.
+
+        The location's token stays, and so do savepoints, which belong to the user.
 
         Parameters
         ----------
@@ -173,6 +178,8 @@ class Seeding:
             open_storage(checkpoints_directory).delete_directory(query_id)
         kept = {SEEDING_MARKER, SEEDINGS, IDENTITY_NAME}
         for name in [name for name in location.list() if name not in kept]:
+            if has_savepoints(location, name):
+                continue
             is_directory = location.size_bytes(name) is None
             for path in location.files_below(name) if is_directory else (name,):
                 self.check()
@@ -224,6 +231,14 @@ class Seeding:
         except FileExistsError as exc:
             raise _taken_over(self._location) from exc
         self._location.delete([SEEDING_MARKER])
+
+
+def has_savepoints(location: Storage, name: str) -> bool:
+    """Return whether a name of a location is a savepoint, or a directory of the user's with one."""
+    if name in _OF_THE_QUERY:
+        return False
+    paths = (name, *location.files_below(name))
+    return any(is_savepoint_name(part) for path in paths for part in path.split("/"))
 
 
 def _take_over(location: Storage, newest: int) -> Seeding:

@@ -43,7 +43,7 @@ from pyspark_ckpt.storage.numbered_files import highest_number
 from pyspark_ckpt.storage.open import Storage, open_storage
 from pyspark_ckpt.storage.retrying import RetryingStorage
 from pyspark_ckpt.stores.behind import RUN_AGAIN, check_not_behind
-from pyspark_ckpt.stores.owner import check_owner, claim_directory
+from pyspark_ckpt.stores.owner import check_owner, claim_directory, resolved_path
 
 logger = library_logger(__name__)
 
@@ -330,6 +330,7 @@ class StartLocation:
             return
         plan = plan_of_request(request, self.operators)
         plan.check()
+        self._check_outside(plan.path)
         logger.info("%s", plan)
         if file_sink is not None:
             check_fresh(file_sink, plan.epoch)
@@ -354,6 +355,15 @@ class StartLocation:
             plan.path,
             query_id,
         )
+
+    def _check_outside(self, path: str) -> None:
+        """Refuse a source in the location, which the restore clears if one before it has begun."""
+        directory = resolved_path(open_storage(path))
+        if f"{directory}/".startswith(f"{resolved_path(self.storage)}/"):
+            raise RestoreError(
+                f"{path} is inside the location {self.storage.url}, which a restore clears and "
+                "fills: move it elsewhere, or give the query a fresh checkpointLocation"
+            )
 
     def make_initial_states(self, runtime_of: Callable[[str], Runtime]) -> FileReference | None:
         """Make the operators' initial states, unless an epoch is committed; durable on return.

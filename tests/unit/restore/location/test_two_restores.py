@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from pyspark_ckpt.errors import FencedError
+from pyspark_ckpt.errors import FencedError, RestoreError
 from pyspark_ckpt.formats.layout import SEEDINGS
 from pyspark_ckpt.restore import seeding
 from pyspark_ckpt.restore.location.seedings import is_half_seeded
@@ -132,6 +132,28 @@ def test_the_driver_that_is_overtaken_adds_at_most_one_file(
             assert query_ids(root) == {query_id}
         shutil.rmtree(root)
     assert 20 < fenced < MOST_STEPS - 10
+
+
+def test_savepoints_in_a_half_filled_location_stay(
+    tmp_path: Path, checkpoints: dict[int, str]
+) -> None:
+    """The user has put them there meanwhile. None of them is restored into the same location."""
+    root, link = tmp_path / "location", tmp_path / "latest"
+    with pytest.raises(KilledError):
+        start(paused_at(root, 15, kill), checkpoints[OLD])
+    inside = [root / "savepoint-0a1b2c-0123456789ab", root / "mine" / "of-may"]
+    inside.append(root / "mine" / "of-june" / "savepoint-0a1b2c-0123456789ab")
+    for directory in inside:
+        shutil.copytree(Path(checkpoints[NEW]).parent, directory)
+    link.symlink_to(inside[0])
+    before = {path for directory in inside for path in directory.rglob("*")}
+    for directory in (*inside, link):
+        with pytest.raises(RestoreError, match="inside the location"):
+            start(LocalStorage(root), str(directory / "chk-1"))
+    assert all(path.exists() for path in before)
+    query_id = start(LocalStorage(root), checkpoints[OLD])
+    assert query_ids(root) == {query_id}
+    assert all(path.exists() for path in before)
 
 
 @pytest.mark.parametrize("again", [1, 15, 25, 35])
