@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
@@ -168,9 +169,9 @@ def with_operator_id(metadata: bytes, location: Storage, operator_id: int) -> by
 
 
 def _hadoop_uri(location: Storage, directory: str) -> str:
-    """Return the URL of a directory as Spark keeps it in its metadata."""
+    """Return the URL of a directory as Spark keeps it in its metadata: nothing is escaped."""
     if isinstance(location, LocalStorage):
-        return location.path(directory).as_uri().replace("file://", "file:")
+        return f"file:{os.path.normpath(location.root)}/{directory}"
     return f"{location.hadoop_url}/{directory}"
 
 

@@ -226,7 +226,7 @@ def test_others_before_and_after(
     job = job.but(plan=plan)
     savepoint, checkpoint, before = interrupted(job, [job.feed], conf)
     assert ids_of(metadata_of(savepoint)) == dict(enumerate(names))
-    fork = job.but(location="loc-fork", out="out-fork")
+    fork = job.but(location="day=1,ü+fork", out="out-fork")
     whole = job.but(location="loc-whole", out="out-whole")
     with session_conf(job.spark, conf):
         fork.run(savepoint if from_savepoint else checkpoint)

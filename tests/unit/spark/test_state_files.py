@@ -6,9 +6,11 @@ import json
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
+from pyspark.sql import SparkSession
 
 from pyspark_ckpt.checkpoint.cleaning import CheckpointFiles
 from pyspark_ckpt.checkpoint.query_files import CopyNames, SparkStateCopies
@@ -158,6 +160,25 @@ def test_paths_in_the_metadata_of_transform_with_state_follow(location: LocalSto
     }
     moved = with_operator_id(f"v2\n{json.dumps(fields)}".encode(), location, 4)
     assert f'"file:{location.root}/state/4/_stateSchema/d/0_x"' in moved.decode()
+
+
+def test_spark_finds_the_schemas_of_a_location_with_any_name(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """It writes the paths as Hadoop does, which escapes nothing, and reads them so."""
+    fields = {
+        "operatorInfo": {"operatorId": 1, "operatorName": "transformWithStateInPySparkExec"},
+        "stateStoreInfo": [
+            {"storeName": "default", "stateSchemaFilePaths": ["file:/a/state/1/_stateSchema/d/0_x"]}
+        ],
+    }
+    metadata = f"v2\n{json.dumps(fields)}".encode()
+    hadoop_path: Any = spark._jvm.org.apache.hadoop.fs.Path  # type: ignore[union-attr]
+    for name in ("plain", "day=1", "a+b", "a,b;c", "50%", "ü", "a/../b"):
+        location = LocalStorage(tmp_path / name)
+        moved = with_operator_id(metadata, location, 4).decode().split("\n")[1]
+        (path,) = json.loads(moved)["stateStoreInfo"][0]["stateSchemaFilePaths"]
+        assert path == hadoop_path(f"{location.hadoop_url}/state/4/_stateSchema/d/0_x").toString()
 
 
 def test_paths_are_of_the_place_where_a_staged_location_will_lie(
