@@ -76,7 +76,10 @@ def discard(origin: Origin) -> bool:
         return False
     directory = open_storage(origin.path)
     if source.metadata.root == "..":
-        number = checkpoint_id_of(directory.name)
+        # A link such as `latest` has another name than its checkpoint, as the store knows it.
+        resolved = directory.local_path(METADATA_NAME)
+        name = directory.name if resolved is None else resolved.parent.name
+        number = checkpoint_id_of(name)
         if number is None:  # a copy of a checkpoint, under another name
             directory.delete([METADATA_NAME])
             return True

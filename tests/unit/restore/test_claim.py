@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -15,9 +16,11 @@ from pyspark_ckpt.history.records import CompletedCheckpoint
 from pyspark_ckpt.restore.claim import ClaimedSource, discard
 from pyspark_ckpt.restore.source import RestoreSource
 from pyspark_ckpt.savepoint.savepoint import write_savepoint
-from pyspark_ckpt.settings import ClaimMode
+from pyspark_ckpt.settings import ClaimMode, HighAvailability
 from pyspark_ckpt.storage.open import LocalStorage
 from pyspark_ckpt.stores.directory import CompletedCheckpoints
+from pyspark_ckpt.stores.open import find_store
+from tests.faults.epochs import Epochs
 
 NATIVE = SavepointFormat.NATIVE
 OWN = CompletedCheckpoint(1, "chk-1", 1, 1, 1, 1)
@@ -98,6 +101,22 @@ def test_of_a_checkpoint_nothing_goes_that_others_may_share(
     assert tree(checkpoints.root) == before - {f"chk-{number}/_metadata"}
     store = CompletedCheckpoints(checkpoints)
     assert (store.ids(), store.last_id()) == ([7 - number], 4)
+
+
+@pytest.mark.usefixtures("kubernetes")
+def test_a_checkpoint_goes_from_its_store_whatever_link_names_it(tmp_path: Path) -> None:
+    """Users keep a link to the newest checkpoint; without its pointer nobody takes it for one."""
+    epochs = Epochs(LocalStorage(tmp_path / "location" / "pyspark_ckpt"), tmp_path / "location")
+    epochs.commit()
+    runner = epochs.runner(high_availability_type=HighAvailability.KUBERNETES)
+    runner.take(epochs.committed_epoch, periodic=False)
+    runner.close()
+    latest = tmp_path / "latest"
+    latest.symlink_to(tmp_path / "location" / "pyspark_ckpt" / "chk-1")
+    assert discard(origin_of(latest))
+    assert not (latest / "_metadata").exists()
+    with closing(find_store(epochs.storage)) as store:
+        assert store.ids() == []
 
 
 def test_it_goes_at_the_first_checkpoint_of_the_query(savepoint: Path) -> None:
