@@ -31,7 +31,7 @@ from pyspark_ckpt.restore.location.seedings import (
 )
 from pyspark_ckpt.restore.location.sink_path import check_fresh, prepare_path
 from pyspark_ckpt.restore.plan import RestoreRequest, plan_of_request
-from pyspark_ckpt.restore.seeding import seed, write_query_id
+from pyspark_ckpt.restore.seeding import QUERY_ID_NAME, seed, write_query_id
 from pyspark_ckpt.restore.states import check_stored_operators
 from pyspark_ckpt.settings import HighAvailability, Settings
 from pyspark_ckpt.spark.jobs import collected
@@ -133,20 +133,29 @@ class StartLocation:
         return highest_number(RetryingStorage(self.checkpoints(query_id)), store_note_path) > 0
 
     def check_not_emptied(self) -> None:
-        """Check that a location with checkpoints inside still has an epoch; writes nothing.
+        """Check that a location has kept the id of its query, and an epoch; writes nothing.
 
-        Spark would begin at epoch 0 without state, below the epochs of the checkpoints.
+        With another id, sinks would take its epochs for those of another query, and checkpoints
+        outside would not be found. Without an epoch, Spark would begin at epoch 0 without state,
+        below the epochs of the checkpoints inside.
 
         Raises
         ------
         RestoreError
-            If its offsets and commits are gone. The first two epochs run again: a power loss may
-            have taken them.
+            If the file with the id is gone, or offsets and commits are. The first two epochs run
+            again: a power loss may have taken them.
         """
-        query_id = self._log.query_id()
-        if query_id is None or self._checkpoints_directory is not None or self._is_half_seeded:
+        if self._is_half_seeded:
             return
-        if self._log.committed_epoch() is None and self._log.begun_epoch() is None:
+        query_id, begun = self._log.query_id(), self._log.begun_epoch()
+        newest = begun if begun is not None else self._log.committed_epoch()
+        if query_id is None and newest is not None:
+            raise RestoreError(
+                f"{self.storage.url_of(QUERY_ID_NAME)} is missing, which has the id of the query "
+                f"whose epochs up to {newest} are there. Put the file back, or start at a fresh "
+                "checkpointLocation with restoreFrom"
+            )
+        if query_id is not None and newest is None and self._checkpoints_directory is None:
             check_not_behind(self.storage, None, self.checkpoints(query_id), RUN_AGAIN)
 
     def claim_directory(self) -> None:

@@ -54,6 +54,20 @@ def test_a_location_with_some_of_its_epochs_is_not_refused_here(
     check(location)
 
 
+@pytest.mark.parametrize("gone", [(), ("commits",), ("offsets",)])
+@pytest.mark.parametrize("outside", [None, "/elsewhere"])
+def test_a_location_that_lost_the_id_of_its_query_is_refused(
+    location: LocalStorage, gone: tuple[str, ...], outside: str | None
+) -> None:
+    """With a new id, its epochs and checkpoints would be those of nobody."""
+    remove(location, *gone)
+    location.delete(["metadata"])
+    with pytest.raises(RestoreError, match=r"metadata is missing.*Put the file back"):
+        check(location, outside)
+    remove(location, *{"offsets", "commits"} - {*gone})
+    check(location, outside)  # it has no epoch: a query begins
+
+
 def test_a_location_without_checkpoints_begins(location: LocalStorage) -> None:
     remove(location, "offsets", "commits", CHECKPOINTS_DIRECTORY)
     check(location)
