@@ -160,13 +160,17 @@ def _is_any(given: pa.DataType, kinds: Sequence[_IsType]) -> bool:
 def _fields_are_of_kind(given: pa.StructType, wanted: pa.StructType) -> bool:
     """Compare fields by name, and those of one name in their order, as Arrow casts them."""
     left = list(given)
+    missing = False
     for field in wanted:
         for place, one in enumerate(left):
             if one.name == field.name:
                 if not _is_of_kind(left.pop(place).type, field.type):
                     return False
                 break
-    return True  # whether a field may be missing is for the cast to say
+        else:
+            missing = True
+    # Whether a field may be missing is for the cast to say; beside an unknown one it is misspelt.
+    return not (missing and left)
 
 
 def whole(column: pa.ChunkedArray) -> pa.Array:

@@ -10,12 +10,13 @@ uint8 (``cc``) and the schema's place in the history.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
 
 import msgspec
+import pandas as pd
 from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import CorruptFileError, NotBuiltYetError, PlanError, StateValueError
@@ -25,6 +26,7 @@ from pyspark_ckpt.operator.values.message_pack import MESSAGE_PACK, UNREADABLE, 
 from pyspark_ckpt.operator.values.wire_form import (
     STATE_STYLE,
     ValueStyle,
+    check_places,
     fields_reader,
     fields_writer,
     wire_type,
@@ -72,6 +74,10 @@ class TupleCodec:
             _check_key(schema, what)
         tuple_type = tuple.__class_getitem__(types)
         self._decoder = msgspec.msgpack.Decoder(tuple_type)
+        # Of written values only: stored ones may be older than this check.
+        self._names = schema.names
+        required = None if style is None else required_decoder(schema)
+        self._checker = required or self._decoder
         self._many_decoder = msgspec.msgpack.Decoder(list.__class_getitem__(tuple_type))
         self._encoder = msgspec.msgpack.Encoder(enc_hook=unwrapped)
         self._write = None if style is None else fields_writer(MESSAGE_PACK, schema)
@@ -97,10 +103,11 @@ class TupleCodec:
             If the tuple does not fit the schema.
         """
         try:
-            values = tuple(values)
+            if type(values) is not tuple:  # a plain one pays for no check of other types
+                values = _as_tuple(values, self._names)
             wire = values if self._write is None else self._write(values)
             data = self._encoder.encode(wire)
-            checked = self._decoder.decode(data)
+            checked = self._checker.decode(data)
         except (msgspec.ValidationError, TypeError, OverflowError, AttributeError, ValueError) as e:
             raise StateValueError(
                 f"{self._what}: {shown(values)} does not fit the schema "
@@ -195,6 +202,31 @@ def holds(data_type: T.DataType, kinds: type[T.DataType] | tuple[type[T.DataType
     if isinstance(data_type, T.StructType):
         return any(holds(field.dataType, kinds) for field in data_type.fields)
     return any(holds(getattr(data_type, name), kinds) for name in inner)
+
+
+_NO_TUPLES = (Mapping, set, frozenset, str, bytes, bytearray, memoryview, pd.DataFrame)
+"""What Python would make a tuple of: of the keys, characters, bytes or names of columns."""
+
+
+def _as_tuple(values: Any, names: list[str]) -> tuple[Any, ...]:
+    if type(values) is list:
+        return tuple(values)
+    if isinstance(values, tuple):
+        check_places(values, names)
+    elif isinstance(values, _NO_TUPLES):
+        raise TypeError(f"{type(values).__name__} is no tuple")
+    return tuple(values)
+
+
+def required_decoder(schema: T.StructType) -> msgspec.msgpack.Decoder[tuple[Any, ...]] | None:
+    """Return a decoder that refuses nulls where the schema does, ``None`` if it never does."""
+    declared = [
+        wire_type(MESSAGE_PACK, field.dataType, nullable=field.nullable, as_declared=True)
+        for field in schema.fields
+    ]
+    if declared == [wire_type(MESSAGE_PACK, field.dataType) for field in schema.fields]:
+        return None
+    return msgspec.msgpack.Decoder(tuple.__class_getitem__(tuple(declared)))
 
 
 def _check_key(schema: T.StructType, what: str) -> None:

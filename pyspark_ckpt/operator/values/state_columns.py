@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -13,6 +14,7 @@ from pyspark.sql import types as T
 from pyspark_ckpt.errors import StateValueError
 from pyspark_ckpt.operator.values.arrow_forms import cast, whole
 from pyspark_ckpt.operator.values.arrow_values import arrow_array, arrow_type
+from pyspark_ckpt.operator.values.codec import required_decoder
 from pyspark_ckpt.operator.values.leaves import TEXTS
 from pyspark_ckpt.operator.values.message_pack_columns import Form, encoded_tuples, repeated
 from pyspark_ckpt.operator.values.stored_columns import stored_columns
@@ -44,6 +46,7 @@ class ValueColumns:
 
     def __init__(self, schema: T.StructType, what: str) -> None:
         self._schema = schema
+        self._required = required_decoder(schema)
         self.what = what
 
     def frame(self, values: Sequence[tuple[Any, ...] | None], index: pd.Index[Any]) -> pd.DataFrame:
@@ -107,7 +110,7 @@ class ValueColumns:
         Raises
         ------
         StateValueError
-            If a column is missing or the number of rows differs.
+            If a column is missing, the number of rows differs, or a null is where none may be.
         """
         self._check(frame, length)
         if isinstance(frame, pa.Table):
@@ -120,7 +123,10 @@ class ValueColumns:
         if not known or len(known) < len(columns):
             return None
         tuples = encoded_tuples(known, self._schema, Form.VALUE, repeated(prefix, length))
-        return list(tuples.to_numpy(zero_copy_only=False).tolist())
+        encoded = list(tuples.to_numpy(zero_copy_only=False).tolist())
+        if self._required is not None:
+            self._check_nulls(encoded, len(prefix), self._required)
+        return encoded
 
     def rows(self, frame: pd.DataFrame, length: int) -> Iterator[tuple[Any, ...]]:
         """Return columns as tuples; every kind of null that pandas has becomes ``None``.
@@ -135,6 +141,19 @@ class ValueColumns:
         self._check(frame, length)
         columns = [_values(field, frame[field.name]) for field in self._schema.fields]
         return zip(*columns, strict=True)
+
+    def _check_nulls(
+        self, encoded: list[bytes], start: int, required: msgspec.msgpack.Decoder[Any]
+    ) -> None:
+        row = 0
+        try:
+            for row, data in enumerate(encoded):  # noqa: B007  # the error names the last one
+                required.decode(data[start:])
+        except msgspec.ValidationError as exc:
+            raise StateValueError(
+                f"{self.what}: row {row} has a null that the schema "
+                f"{self._schema.simpleString()} declares as not null ({exc}); give a value"
+            ) from exc
 
     def _of_table(self, field: T.StructField, table: pa.Table) -> pa.Array:
         """Return a column of an Arrow table in the type of the state.

@@ -10,8 +10,9 @@ from __future__ import annotations
 import datetime
 from abc import ABC, abstractmethod
 from collections import namedtuple
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import repeat
 from typing import Any
 
@@ -142,25 +143,45 @@ def aware_timestamps(zone: datetime.tzinfo, microseconds: Sequence[Any]) -> list
     return list(map(datetime.datetime.fromtimestamp, seconds, repeat(zone)))
 
 
-def wire_type(form: WireForm, data_type: T.DataType) -> Any:
-    """Return the msgspec type that checks a Spark type's plain values; nulls are allowed.
+def wire_type(
+    form: WireForm, data_type: T.DataType, *, nullable: bool = True, as_declared: bool = False
+) -> Any:
+    """Return the msgspec type that checks a Spark type's plain values.
+
+    Parameters
+    ----------
+    form
+        The encoding.
+    data_type
+        The Spark type.
+    nullable
+        Whether the value itself may be null.
+    as_declared
+        Whether nulls are refused where the schema says ``not null``. What was stored before this
+        was checked may have such nulls, so only what is written is checked so.
 
     Raises
     ------
     NotBuiltYetError
         If the type, or one inside it, is not built yet.
     """
-    return _value_type(form, data_type) | None
+    kind = _value_type(form, data_type, as_declared=as_declared)
+    return kind | None if nullable or not as_declared else kind
 
 
-def _value_type(form: WireForm, data_type: T.DataType) -> Any:
+def _value_type(form: WireForm, data_type: T.DataType, *, as_declared: bool) -> Any:
+    inner = partial(wire_type, form, as_declared=as_declared)
     if isinstance(data_type, T.ArrayType):
-        return list.__class_getitem__(wire_type(form, data_type.elementType))
+        return list.__class_getitem__(inner(data_type.elementType, nullable=data_type.containsNull))
     if isinstance(data_type, T.StructType):
-        return form.struct_type([wire_type(form, field.dataType) for field in data_type.fields])
+        return form.struct_type(
+            [inner(field.dataType, nullable=field.nullable) for field in data_type]
+        )
     if isinstance(data_type, T.MapType):
-        key_type = _value_type(form, data_type.keyType)
-        return form.map_type(key_type, wire_type(form, data_type.valueType))
+        return form.map_type(
+            _value_type(form, data_type.keyType, as_declared=as_declared),
+            inner(data_type.valueType, nullable=data_type.valueContainsNull),
+        )
     try:
         return form.leaf_type(data_type)
     except KeyError:
@@ -246,14 +267,60 @@ def _struct_writer(form: WireForm, data_type: T.StructType) -> Converter:
     convert, pack = fields_writer(form, data_type), form.pack_struct(width)
 
     def write(value: Any) -> Any:
-        values = [value.get(name) for name in names] if isinstance(value, dict) else value
-        if not isinstance(values, list | tuple):
+        values = value
+        if isinstance(value, dict):
+            check_names(value, names)
+            values = [value.get(name) for name in names]
+        elif not isinstance(value, list | tuple):
             raise TypeError(f"{type(value).__name__} is no struct: give a Row, tuple or dict")
+        elif type(value) not in _WITHOUT_NAMES:
+            check_places(value, names)
         if len(values) != width:
             raise ValueError(f"{len(values)} values for the {width} fields {names}")
         return pack(values if convert is None else convert(values))
 
     return write
+
+
+_WITHOUT_NAMES = (tuple, list)
+
+
+def check_names(given: Collection[str], names: Sequence[str]) -> None:
+    """Refuse the names of values if one is unknown and another one is missing.
+
+    That is a misspelt name. Only one of the two is allowed, as in PySpark: what is missing is
+    null, what is unknown is left out.
+
+    Raises
+    ------
+    ValueError
+        If one is unknown and another one is missing.
+    """
+    unknown = [name for name in given if name not in names]
+    missing = [name for name in names if name not in given] if unknown else []
+    if missing:
+        raise ValueError(f"there is no field {unknown[0]!r}, and {missing[0]!r} is missing")
+
+
+def check_places(values: Sequence[Any], names: list[str]) -> None:
+    """Refuse a Row or a named tuple that has a field at the place of another one.
+
+    State takes values by place, as in PySpark, whatever the Row calls them. But if the schema has
+    the name elsewhere, values would be swapped.
+
+    Raises
+    ------
+    ValueError
+        If a name of the schema is at the place of another one.
+    """
+    given = getattr(values, "__fields__" if isinstance(values, Row) else "_fields", names)
+    if given == names:
+        return
+    for name, wanted in zip(given, names, strict=False):
+        if name != wanted and name in names:
+            raise ValueError(
+                f"it has {name!r} at the place of {wanted!r}, and values are taken by place"
+            )
 
 
 def _struct_reader(form: WireForm, data_type: T.StructType, style: ValueStyle) -> Converter:

@@ -7,7 +7,7 @@ import math
 import re
 import time
 from decimal import Decimal
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -81,7 +81,8 @@ def test_a_key_that_is_read_and_written_again_keeps_its_bytes(
         (T.FloatType(), 1e300, "inf"),
         (T.ArrayType(T.FloatType()), [0.1, None, -1e300], "[0.10000000149011612, None, -inf]"),
         (struct(T.DecimalType(10, 2)), (Decimal("1.005"),), "Row(f0=Decimal('1.01'))"),
-        (struct(T.LongType(), T.StringType()), {"f1": "a", "x": 1}, "Row(f0=None, f1='a')"),
+        (struct(T.LongType(), T.StringType()), {"f1": "a"}, "Row(f0=None, f1='a')"),
+        (struct(T.LongType()), {"f0": 1, "x": 2}, "Row(f0=1)"),
         (T.ArrayType(struct(T.LongType())), [T.Row(x=1), (2,)], "[Row(f0=1), Row(f0=2)]"),
         (T.MapType(struct(T.LongType()), T.LongType()), {(1,): None}, "{Row(f0=1): None}"),
         (T.CharType(1), "abc", "'abc'"),
@@ -148,6 +149,84 @@ def test_anything_but_one_value_per_field_is_refused(values: object) -> None:
         codec(T.LongType(), T.LongType()).encode(values)
     with pytest.raises(StateValueError, match="one value per field"):
         codec(T.DateType(), T.DateType()).encode(values)
+
+
+@pytest.mark.parametrize(
+    "values", [{"f0": "x"}, "x", b"x", bytearray(b"x"), {"x"}, pd.DataFrame({"x": [1]})]
+)
+def test_what_only_python_takes_for_a_tuple_is_refused(values: Any) -> None:
+    """Its keys, characters, bytes or column names would be stored."""
+    for some in (codec(T.StringType()), codec(T.LongType()), codec(T.DateType())):
+        with pytest.raises(StateValueError, match=r"(?s)state .count.*is no tuple.*one value per"):
+            some.encode(values)
+        with pytest.raises(StateValueError, match="is no tuple"):
+            some.plain.encode(values)
+    with pytest.raises(StateValueError, match="is no tuple"):
+        TupleCodec(struct(T.StringType()), "keys", is_key=True).encode(values)
+
+
+class Swapped(NamedTuple):
+    f1: int
+    f0: int
+
+
+@pytest.mark.parametrize("swapped", [T.Row(f1=1, f0=2), Swapped(1, 2), T.Row(x=1, f0=2)])
+def test_a_row_whose_names_are_those_of_other_fields_is_refused(swapped: Any) -> None:
+    both = struct(T.LongType(), T.LongType())
+    with pytest.raises(StateValueError, match=r"at the place of 'f[01]'"):
+        codec(T.LongType(), T.LongType()).encode(swapped)
+    for kind, value in [(both, swapped), (T.ArrayType(both), [swapped])]:
+        with pytest.raises(StateValueError, match=r"at the place of 'f[01]'"):
+            codec(kind).encode((value,))
+
+
+def test_a_row_with_names_of_its_own_is_taken_by_place_as_by_pyspark() -> None:
+    some = codec(T.LongType(), T.LongType())
+    for row in (T.Row(x=1, y=2), T.Row(1, 2), T.Row(f0=1, other=2)):
+        assert some.decode(some.encode(row)) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (struct(T.LongType(), T.StringType()), {"f1": "a", "x": 1}),
+        (struct(T.LongType()), {"F0": 1}),
+        (T.ArrayType(struct(T.LongType())), [{"f0": 1}, {"f": 1}]),
+        (T.MapType(T.StringType(), struct(T.LongType())), {"k": {"f": 1}}),
+        (T.MapType(struct(T.LongType()), T.LongType()), [({"f": 1}, 1)]),
+    ],
+)
+def test_a_misspelt_name_in_a_nested_dict_is_refused(kind: T.DataType, value: Any) -> None:
+    with pytest.raises(StateValueError, match=r"there is no field '(x|F0|f)', and 'f0' is missing"):
+        codec(kind).encode((value,))
+
+
+_REQUIRED = T.StructType([T.StructField("f0", T.LongType(), nullable=False)])
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (_REQUIRED, (None,)),
+        (_REQUIRED, {}),
+        (T.ArrayType(T.LongType(), containsNull=False), [1, None]),
+        (T.ArrayType(_REQUIRED), [(1,), (None,)]),
+        (T.MapType(T.StringType(), T.LongType(), valueContainsNull=False), {"k": None}),
+    ],
+)
+def test_a_null_is_refused_where_the_schema_has_none(kind: T.DataType, value: Any) -> None:
+    with pytest.raises(StateValueError, match="got `None`"):
+        codec(kind).encode((value,))
+    some = codec(kind)
+    assert some.decode(some.encode((None,))) == (None,)
+    plain = struct(kind)
+    plain.fields[0].nullable = False
+    with pytest.raises(StateValueError, match="got `None`"):
+        TupleCodec(plain, "state 'count'").encode((None,))
+
+
+def test_a_null_that_was_stored_before_it_was_refused_is_still_read() -> None:
+    assert TupleCodec(_REQUIRED, "state 's'").decode(b"\x91\xc0") == (None,)
 
 
 @pytest.mark.parametrize(

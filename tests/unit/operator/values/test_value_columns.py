@@ -226,3 +226,37 @@ def test_bytes_that_only_fit_together_are_refused() -> None:
     whole = codec.encode((1, "x"))
     with pytest.raises(StateValueError, match="state 's': stored bytes do not fit"):
         codec.decode_many([whole[:2], whole[2:]])
+
+
+_REQUIRED = T.StructType([T.StructField("v", T.LongType(), nullable=False)])
+_INSIDE = T.StructType([T.StructField("v", T.StructType([*_REQUIRED.fields]))])
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"), [(_REQUIRED, 1, None), (_INSIDE, {"v": 1}, {"v": None})]
+)
+def test_many_values_have_no_null_where_the_schema_has_none(
+    schema: T.StructType, good: Any, bad: Any
+) -> None:
+    columns = ValueColumns(schema, "state 's'")
+    kind = arrow_type(schema.fields[0].dataType)
+    good_table = pa.table({"v": pa.array([good, good], kind)})
+    assert columns.encoded(good_table, 2, b"stamp") is not None
+    with pytest.raises(StateValueError, match=r"state 's': row 1 has a null"):
+        columns.encoded(pa.table({"v": pa.array([good, bad], kind)}), 2, b"stamp")
+
+
+def test_a_null_in_a_frame_is_refused_where_the_schema_has_none() -> None:
+    columns = ValueColumns(_REQUIRED, "state 's'")
+    frame = pd.DataFrame({"v": pd.array([1, None], "Int64")})
+    with pytest.raises(StateValueError, match=r"state 's': row 1 has a null"):
+        columns.encoded(frame, 2, b"")
+
+
+def test_a_misspelt_field_of_a_struct_in_arrow_is_refused() -> None:
+    """A field that is missing is null, one that is unknown is left out; both are a mistake."""
+    inner = T.StructType().add("lat", "double").add("lon", "double")
+    columns = ValueColumns(T.StructType([T.StructField("g", inner)]), "state 's'")
+    with pytest.raises(StateValueError, match=r"column 'g' is struct<lat: double, lo: double>"):
+        columns.encoded(pa.table({"g": [{"lat": 1.0, "lo": 2.0}]}), 1, b"")
+    assert columns.encoded(pa.table({"g": [{"lat": 1.0}]}), 1, b"")
