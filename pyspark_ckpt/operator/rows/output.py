@@ -21,7 +21,7 @@ from pyspark_ckpt.operator.values.json import JsonForm, json_writer
 from pyspark_ckpt.operator.values.json_in_spark import from_travelling, travelling_type
 from pyspark_ckpt.operator.values.leaves import TEXTS, microseconds_of
 from pyspark_ckpt.operator.values.sent_columns import in_arrow
-from pyspark_ckpt.operator.values.wire_form import wire_type
+from pyspark_ckpt.operator.values.wire_form import check_names, wire_type
 
 CHUNK_ROWS = 16_384
 """Rows per batch: above the 10,000 rows at which PySpark's worker sends a frame on at once."""
@@ -84,6 +84,7 @@ class OutputRows:
         self.coerces_integers = coerces_integers
         self.time_zone = time_zone
         self._uid = uid
+        self._known_kinds: set[tuple[str, ...]] = set()
         for field in schema.fields:
             if not _is_plain(field.dataType):
                 self._check_built(field)
@@ -215,11 +216,20 @@ class OutputRows:
 
         Named rows are matched by name as in PySpark: what is missing is null, what is too much is
         left out.
+
+        Raises
+        ------
+        StateValueError
+            If a name is unknown and another one is missing, which is a misspelt name.
         """
         fields = getattr(row, "__fields__", None) if isinstance(row, Row) else None
         if fields is None or fields == self.schema.names:
             values: Sequence[Any] = row
             return values
+        kind = tuple(fields)
+        if kind not in self._known_kinds:
+            self._check_names(row, kind)
+            self._known_kinds.add(kind)
         by_name = dict(zip(fields, row, strict=True))
         return [by_name.get(name) for name in self.schema.names]
 
@@ -234,7 +244,22 @@ class OutputRows:
             fields = []
         if fields and fields.count(self.schema.names) == len(rows):
             return rows
-        return [self.in_order(row) for row in rows]
+        ordered: list[Sequence[Any]] = []
+        try:
+            ordered.extend(map(self.in_order, rows))
+        except StateValueError as exc:
+            exc.row = len(ordered)
+            raise
+        return ordered
+
+    def _check_names(self, row: Row, fields: tuple[str, ...]) -> None:
+        try:
+            check_names(fields, self.schema.names)
+        except ValueError as exc:
+            raise self._misfit(
+                f" returned {shown(row)}, which does not fit its outputStructType "
+                f"{self.schema.simpleString()}: {exc}; correct the name"
+            ) from None
 
     def _not_of_type(
         self,
@@ -275,7 +300,7 @@ class OutputRows:
             0,
         )
 
-    def _misfit(self, reason: str, row: int) -> StateValueError:
+    def _misfit(self, reason: str, row: int | None = None) -> StateValueError:
         error: StateValueError = StateValueError(f"{self.where}{reason}")
         error.row = row
         return error
