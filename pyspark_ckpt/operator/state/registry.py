@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from pyspark_ckpt.errors import StateUseError
 from pyspark_ckpt.formats.handle import StateDescriptor
 from pyspark_ckpt.formats.modes import ListRedistribution, TtlTime
 from pyspark_ckpt.migration import Migration
+from pyspark_ckpt.operator.schema.report import LIBRARY_PREFIX
 from pyspark_ckpt.operator.state.deleted import withdraw
 from pyspark_ckpt.operator.state.kinds import (
     Schema,
@@ -115,13 +116,14 @@ class StateRegistry(StateGetters):
         Raises
         ------
         StateUseError
-            If it is called outside of ``init``.
+            If it is called outside of ``init``, or the name is the library's own.
 
         Examples
         --------
         >>> handle.deleteIfExists("count")
         """
         self._check_in_init(f"deleteIfExists({stateName!r})")
+        self._check_name(stateName)
         state_id = self._catalog.find(stateName)
         if state_id is not None:
             self._catalog.delete(state_id)
@@ -147,9 +149,12 @@ class StateRegistry(StateGetters):
     ) -> StateParts:
         what = f"{self._where}, {kind.stored_name} state {name!r}"
         self._check_in_init(f"the state {name!r} was asked for")
+        self._check_name(name)
         self._catalog.claim(name)
         value_type = self._struct_type(schema)
         map_key_type = None if map_key is None else self._struct_type(map_key)
+        for one in (value_type, map_key_type):
+            self._check_fields(name, [] if one is None else one.names)
         wanted = StateDescriptor(
             name=name,
             kind=kind.stored_name,
@@ -216,6 +221,22 @@ class StateRegistry(StateGetters):
         if not self._in_init:
             raise StateUseError(
                 f"{self._where}: {what} outside init: do it in init, which runs in every epoch"
+            )
+
+    def _check_name(self, name: str) -> None:
+        if not name or name.startswith(LIBRARY_PREFIX):
+            raise StateUseError(
+                f"{self._where}: the name of a state cannot be empty or begin with "
+                f"{LIBRARY_PREFIX!r}, as the library's own do: give {name!r} another name"
+            )
+
+    def _check_fields(self, state: str, names: Sequence[str]) -> None:
+        folded = [name.lower() for name in names]  # in SQL and in tables of states, n is N
+        twice = [name for name in names if folded.count(name.lower()) > 1]
+        if twice:
+            raise StateUseError(
+                f"{self._where}: the schema of state {state!r} has the field {twice[0]!r} twice "
+                f"(as {', '.join(twice)}): give each field a name of its own"
             )
 
     def _struct_type(self, schema: Schema) -> T.StructType:

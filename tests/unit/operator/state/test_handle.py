@@ -69,6 +69,27 @@ def test_states_have_the_kind_that_was_asked_for(make_handle: MakeHandle) -> Non
     assert type(handle.getBroadcastState("b", TEXT, NUMBER)) is BroadcastState
 
 
+@pytest.mark.parametrize("name", ["", "__quarantine", "__quarantine_rows", "__quarantine_mine"])
+def test_a_name_that_is_empty_or_the_librarys_own_is_refused(
+    make_handle: MakeHandle, name: str
+) -> None:
+    handle = make_handle(value_state("__quarantine"))
+    with pytest.raises(StateUseError, match=r"operator 'count': the name of a state cannot be"):
+        handle.getValueState(name, NUMBER)
+    with pytest.raises(StateUseError, match=r"give '.*' another name"):
+        handle.deleteIfExists(name)
+    assert handle.descriptors == (value_state("__quarantine"),)
+
+
+@pytest.mark.parametrize("names", [("n", "n"), ("n", "N"), ("a", "n", "N")])
+def test_two_fields_of_one_name_are_refused(make_handle: MakeHandle, names: list[str]) -> None:
+    schema = T.StructType([T.StructField(name, T.LongType()) for name in names])
+    with pytest.raises(StateUseError, match=r"'count'.*state 'v' has the field 'n' twice"):
+        make_handle().getValueState("v", schema)
+    with pytest.raises(StateUseError, match="state 'm' has the field 'n' twice"):
+        make_handle().getMapState("m", schema, NUMBER)
+
+
 def test_new_states_are_described_in_the_order_they_are_asked_for(make_handle: MakeHandle) -> None:
     handle = make_handle()
     handle.getMapState("m", TEXT, NUMBER)
