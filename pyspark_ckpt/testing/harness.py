@@ -168,7 +168,7 @@ class ProcessorHarness(HarnessFaults):
         subtask.fails_on_lost_attributes = failOnLostAttributes
         clock = HarnessClock(arguments.time_mode, eventTimeExtractor, subtask.where)
         super().__init__(subtask, GivenKeys(chosen, keyColumns), clock)
-        self._epochs = HarnessEpochs(subtask, self._keys, clock, mode, schema, eventTimeExtractor)
+        self._epochs = HarnessEpochs(subtask, self._keys, clock, mode, schema)
         clock.ages = subtask.first_init(clock.now())
         self._epochs.over_initial_state(initialStateRow or initialStatePandas or ())
 

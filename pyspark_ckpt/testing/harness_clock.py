@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
-from pyspark_ckpt.errors import ClockError, TimeModeError
+from pyspark_ckpt.errors import ClockError, HarnessUseError, TimeModeError
 from pyspark_ckpt.formats.modes import TimeMode
 from pyspark_ckpt.operator.time import EpochClock
 from pyspark_ckpt.testing.given_input import EventTime, each_row
@@ -26,7 +27,8 @@ class HarnessClock:
     where
         The operator, for errors.
 
-    `ages` says whether a state has a time to live in processing time.
+    The attribute `event_time` refuses what is no number of milliseconds. `ages` says whether a
+    state has a time to live in processing time.
 
     Raises
     ------
@@ -44,7 +46,7 @@ class HarnessClock:
         self.processing_time_ms = 0
         self.watermark_ms = None if event_time is None else 0
         self.ages = False
-        self._event_time = event_time
+        self.event_time = None if event_time is None else _in_milliseconds(event_time, where)
         self._where = where
 
     def now(self) -> EpochClock:
@@ -53,9 +55,9 @@ class HarnessClock:
 
     def in_time(self, rows: Any) -> Any:
         """Return the rows of a list or frame that are not late."""
-        if self.mode is not TimeMode.EVENT_TIME or self._event_time is None:
+        if self.mode is not TimeMode.EVENT_TIME or self.event_time is None:
             return rows
-        times = [self._event_time(row) for row in each_row(rows)]
+        times = [self.event_time(row) for row in each_row(rows)]
         kept = [time is None or time > (self.watermark_ms or 0) for time in times]
         if isinstance(rows, pd.DataFrame):
             return rows[kept].reset_index(drop=True)
@@ -111,3 +113,18 @@ class HarnessClock:
                 f"{self._where}: the {what} is {now_ms} ms and cannot become {new_ms} ms: it must "
                 "move forward"
             )
+
+
+def _in_milliseconds(event_time: EventTime, where: str) -> EventTime:
+    """Return a test's ``eventTimeExtractor``, with an error if it returns anything but a number."""
+
+    def checked(row: Any) -> int | None:
+        time = event_time(row)
+        if time is not None and not isinstance(time, int | float | np.number):
+            raise HarnessUseError(
+                f"{where}: eventTimeExtractor returned a {type(time).__name__}: return "
+                "milliseconds, an int"
+            )
+        return time
+
+    return checked

@@ -16,7 +16,6 @@ from pyspark_ckpt.operator.modes.rows import RowsInput
 from pyspark_ckpt.operator.rows.output import OutputRows
 from pyspark_ckpt.testing.crash_step import CrashStep
 from pyspark_ckpt.testing.given_input import (
-    EventTime,
     GivenColumns,
     GivenInput,
     frame_of_frames,
@@ -42,8 +41,6 @@ class HarnessEpochs:
         How the processor takes its rows, until a call gives rows of another kind.
     schema
         The output's schema, if the output is to be checked.
-    event_time
-        The test's ``eventTimeExtractor``.
     """
 
     def __init__(
@@ -53,14 +50,12 @@ class HarnessEpochs:
         clock: HarnessClock,
         mode: Mode,
         schema: T.StructType | None,
-        event_time: EventTime | None,
     ) -> None:
         self._subtask = subtask
         self._keys = keys
         self._clock = clock
         self._mode = mode
         self._schema = schema
-        self._event_time = event_time
 
     def over_keys(self, input: Sequence[tuple[Any, Any]]) -> Any:
         """Process the rows or the frame of each key."""
@@ -156,7 +151,7 @@ class HarnessEpochs:
             self._subtask.where,
             in_frames=self._mode is not RowsInput,
         )
-        given = GivenInput(mode, output, self._event_time, without_rows)
+        given = GivenInput(mode, output, self._clock.event_time, without_rows)
         parts: list[list[pd.DataFrame]] = [frames] if frames else []
         if without_rows:
             parts.append([])

@@ -19,6 +19,7 @@ from pyspark.sql import Row
 from pyspark.sql import types as T
 
 import pyspark_ckpt as ckpt
+from pyspark_ckpt.errors import HarnessUseError
 from pyspark_ckpt.testing import CrashStep, ProcessorHarness
 from state_backends import BACKEND_TYPES
 from tests.unit.testing.processors import (
@@ -99,6 +100,15 @@ class TestManyKeys:
         )
         harness.setWatermark(5)
         assert harness.testMany({"ada": [Row(n=1, at=5)], "bob": []}) == [Row(key="bob", n=0)]
+
+    def test_an_event_time_that_is_no_number_is_refused(self) -> None:
+        harness = ProcessorHarness(
+            Count(), timeMode="EventTime", eventTimeExtractor=lambda row: row.at
+        )
+        at = datetime.datetime(2024, 1, 1, tzinfo=datetime.timezone.utc)
+        with pytest.raises(HarnessUseError, match=r"returned a datetime: return milliseconds"):
+            harness.test("ada", [Row(n=1, at=at)])
+        assert harness.test("ada", [Row(n=1, at=7)]) == [Row(key="ada", n=1)]
 
     def test_a_key_in_two_forms_is_one(self) -> None:
         harness = ProcessorHarness(Count())
@@ -355,8 +365,8 @@ class TestOutput:
     def test_rows_are_checked_and_returned_as_yielded(self) -> None:
         harness = ProcessorHarness(Count(), outputStructType="n long, key string")
         assert harness.test("ada", [Row(n=1)])[0].__fields__ == ["key", "n"]
-        other = ProcessorHarness(Count(), outputStructType="m string, key long")
-        with pytest.raises(ckpt.StateValueError, match="output column 'key' is bigint"):
+        other = ProcessorHarness(Count(), outputStructType="n string, key long")
+        with pytest.raises(ckpt.StateValueError, match="output column 'n' is string"):
             other.test("ada", [Row(n=1)])
         assert other.peek("count", "ada") is None
 
