@@ -82,7 +82,8 @@ class ProcessorHarness(HarnessFaults):
         As for ``transformWithState``. They run once per stored entry: in the first epoch, or
         before a state is looked at.
     outputStructType : StructType or str, optional
-        The schema that output is checked against. Output is returned as yielded in any case.
+        The schema that output is checked against, and in whose form it is returned: as from
+        ``collect`` or ``toPandas``. Without it, output is returned as yielded.
     conf : Mapping of str to str, optional
         Settings of a query, such as ``spark.ckpt.execution.memory-limit``.
     failOnLostAttributes : bool

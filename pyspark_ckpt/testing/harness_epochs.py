@@ -150,6 +150,7 @@ class HarnessEpochs:
             lambda: crash.reach(CrashStep.AFTER_FIRST_KEY),
             self._subtask.where,
             in_frames=self._mode is not RowsInput,
+            schema=self._schema,
         )
         given = GivenInput(mode, output, self._clock.event_time, without_rows)
         parts: list[list[pd.DataFrame]] = [frames] if frames else []

@@ -1,16 +1,22 @@
-"""The output of an epoch in a harness: checked as in a query, kept as it was yielded."""
+"""The output of an epoch in a harness: as Spark gets it, or as yielded if there is no schema."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import datetime
 from typing import Any
 
 import pandas as pd
 import pyarrow as pa
+from pyspark.sql import Row
+from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import StateValueError
 from pyspark_ckpt.operator.modes.kept_values import kept_frame, kept_row
 from pyspark_ckpt.operator.rows.mode import Output
+from pyspark_ckpt.operator.values.codec import TupleCodec
+from pyspark_ckpt.operator.values.json import JsonReader
+from pyspark_ckpt.operator.values.transport import travels_as_json
 
 
 class KeptOutput:
@@ -26,6 +32,8 @@ class KeptOutput:
         Called after each call of the processor.
     where
         The operator, for errors.
+    schema
+        The output's schema, where there is a `checked`.
     """
 
     def __init__(
@@ -35,12 +43,15 @@ class KeptOutput:
         where: str,
         *,
         in_frames: bool,
+        schema: T.StructType | None = None,
     ) -> None:
         self._checked = checked
         self._after_call = after_call
         self._where = where
         self._in_frames = in_frames
+        self._schema = schema
         self._kept: list[Any] = []
+        self._batches: list[pa.RecordBatch] = []
 
     @property
     def rows(self) -> int:
@@ -58,7 +69,8 @@ class KeptOutput:
         yielded = [self._as_it_is(item) for item in output or ()]
         if self._checked is not None:
             self._checked.extend(yielded)
-        self._kept.extend(yielded)
+        else:
+            self._kept.extend(yielded)
         self._after_call()
 
     def fill(self, output: Iterable[Any] | None) -> Iterator[Any] | None:
@@ -72,11 +84,17 @@ class KeptOutput:
             self._checked.cut(rows)
 
     def take(self) -> pa.RecordBatch:
-        """Check the rows that are not checked yet; :meth:`result` returns what was yielded."""
-        return pa.RecordBatch.from_pydict({}) if self._checked is None else self._checked.take()
+        """Check the rows that are not checked yet; :meth:`result` returns them."""
+        if self._checked is None:
+            return pa.RecordBatch.from_pydict({})
+        self._batches.append(self._checked.take())
+        return self._batches[-1]
 
     def result(self) -> Any:
         """Return all of the epoch's output, as a list of Rows or as one frame."""
+        if self._schema is not None:
+            of_spark = _spark_frame if self._in_frames else _spark_rows
+            return of_spark(self._schema, self._batches)
         if not self._in_frames:
             return self._kept
         return pd.concat(self._kept, ignore_index=True) if self._kept else pd.DataFrame()
@@ -90,3 +108,59 @@ class KeptOutput:
                 "DataFrames"
             )
         return kept_frame(item)
+
+
+_TIMES: dict[type[T.DataType], Callable[[Any], Any]] = {
+    T.DateType: T.DateType().fromInternal,
+    T.TimestampType: T.TimestampType().fromInternal,
+    T.TimestampNTZType: datetime.fromisoformat,
+}
+
+
+def _spark_rows(schema: T.StructType, batches: Sequence[pa.RecordBatch]) -> list[Row]:
+    """Return batches in the sent schema as the Rows that ``collect`` returns."""
+    make = Row(*schema.names)
+    return [
+        make(*values) for batch in batches for values in zip(*_columns(schema, batch), strict=True)
+    ]
+
+
+def _spark_frame(schema: T.StructType, batches: Sequence[pa.RecordBatch]) -> pd.DataFrame:
+    """Return batches in the sent schema as a frame like the one that ``toPandas`` returns."""
+    frames = [
+        pd.DataFrame(
+            {
+                field.name: values if _is_changed(field) else sent.to_pandas()
+                for field, sent, values in zip(
+                    schema.fields, batch.columns, _columns(schema, batch), strict=True
+                )
+            }
+        )
+        for batch in batches
+    ]
+    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=schema.names)
+
+
+def _is_changed(field: T.StructField) -> bool:
+    return type(field.dataType) in _TIMES or travels_as_json(field.dataType)
+
+
+def _columns(schema: T.StructType, batch: pa.RecordBatch) -> list[list[Any]]:
+    return [
+        _values(field, column) for field, column in zip(schema.fields, batch.columns, strict=True)
+    ]
+
+
+def _values(field: T.StructField, sent: pa.Array) -> list[Any]:
+    values: list[Any] = sent.to_pylist()
+    if not _is_changed(field):
+        return values
+    read = _TIMES.get(type(field.dataType)) or _nested_reader(field)
+    return [None if value is None else read(value) for value in values]
+
+
+def _nested_reader(field: T.StructField) -> Callable[[Any], Any]:
+    """Return a function from a travelling value to the value with Rows and dicts in it."""
+    read = JsonReader(field.dataType, "UTC")
+    codec = TupleCodec(T.StructType([field]), f"output column {field.name!r}")
+    return lambda value: codec.decode(codec.encode((read(value),)))[0]
