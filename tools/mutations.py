@@ -337,8 +337,29 @@ MUTATIONS = (
     Mutation(
         "a rollback of a query that runs elsewhere",
         "pyspark_ckpt/restarting/rollback.py",
-        "    if run.state is not RunState.RUNNING:",
+        "    if run.state is RunState.SILENT:",
         "    if True:",
         "tests/query/restoring/test_rollback.py -k another_application",
+    ),
+    Mutation(
+        "the driver of a term whose file was replaced",
+        "pyspark_ckpt/stores/directory.py",
+        '        if not is_ours:\n            raise FencedError(\n                f"{self._storage.url}: these',
+        '        if False:\n            raise FencedError(\n                f"{self._storage.url}: these',
+        "tests/unit/restarting/test_rollback.py",
+    ),
+    Mutation(
+        "the restored query that writes to an output path",
+        "pyspark_ckpt/restore/location/sink_path.py",
+        "    if owner not in query_ids:",
+        "    if False:",
+        "tests/query/restoring/test_output_path.py",
+    ),
+    Mutation(
+        "the query that a shadow follows",
+        "pyspark_ckpt/shadowing/followed.py",
+        "        if self._log.query_id() != self._query_id:",
+        "        if False:",
+        "tests/unit/shadowing/test_followed.py",
     ),
 )
