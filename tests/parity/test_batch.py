@@ -44,6 +44,7 @@ class PandasClock(Clock, PandasTimers):
     pass
 
 
+@pytest.mark.further
 @pytest.mark.parametrize(
     ("processor", "time_mode", "fired"),
     [

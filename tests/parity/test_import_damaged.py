@@ -74,6 +74,7 @@ def test_a_missing_partition(damaged: Continued, which: int) -> None:
     assert f"{found} {len(partitions)} is missing" in refused(damaged)
 
 
+@pytest.mark.further
 def test_a_partition_without_its_files(damaged: Continued) -> None:
     last = state_of(damaged) / str(partitions_of(damaged)[-1])
     for file in [path for path in last.rglob("*") if path.is_file()]:
@@ -84,6 +85,7 @@ def test_a_partition_without_its_files(damaged: Continued) -> None:
     assert f"{last}/" in message
 
 
+@pytest.mark.further
 def test_a_damaged_file(damaged: Continued) -> None:
     """Spark's text says nothing but that there was an error; the cause says what it was."""
     for file in (state_of(damaged) / "0").glob("*.zip"):
@@ -91,6 +93,7 @@ def test_a_damaged_file(damaged: Continued) -> None:
     assert "Checksum error" in refused(damaged)
 
 
+@pytest.mark.further
 def test_a_path_that_spark_s_reader_does_not_find(damaged: Continued, tmp_path: Path) -> None:
     """Spark's own error says that no epoch was committed there."""
     native, damaged.native = damaged.native, tmp_path / "with space"

@@ -84,6 +84,7 @@ def test_other_states(stopped: Continued, processor: type[Operations], message: 
     assert not list((stopped.base / "imported").glob("*/_metadata*/x"))
 
 
+@pytest.mark.further
 def test_arguments(stopped: Continued, tmp_path: Path, spark: SparkSession) -> None:
     given: dict[str, Any] = {"processor": Operations(), "uid": "op", "spark": spark}
     with pytest.raises(ckpt.PlanError, match="leave mapper and time_mode out"):
@@ -132,6 +133,7 @@ def test_running_query(spark: SparkSession, tmp_path: Path) -> None:
     query.stop()
 
 
+@pytest.mark.further
 def test_other_operators(spark: SparkSession, tmp_path: Path) -> None:
     """Of Spark, of this library, several, or none."""
     feed = Feed(tmp_path / "in").add([("a", 1)])

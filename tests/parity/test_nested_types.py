@@ -128,6 +128,7 @@ class NestedKeys(StatefulProcessor):
         pass
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("column", [pytest.param("s", marks=pytest.mark.soak), "n"])
 def test_nested_keys(both: Callable[..., Both], column: str) -> None:
     """Structs as keys, also null ones and with null fields; PySpark fails on arrays as keys."""

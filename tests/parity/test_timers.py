@@ -227,6 +227,7 @@ class KeyTold(Timers):
         return Row(k=None, what=what.split()[0], calls=0, timers=repr(key), watermark=None)
 
 
+@pytest.mark.further
 def test_key_of_a_fired_timer(both: Callable[..., Both]) -> None:
     """A timer has its key: of several columns, of any type, also null.
 
@@ -282,6 +283,7 @@ def test_no_row_is_late(both: Callable[..., Both], time_mode: str) -> None:
     assert {row.timers for row in rows} == {str(time_mode != "None")}
 
 
+@pytest.mark.further
 @pytest.mark.wide_variants
 @pytest.mark.parametrize("engine", ["pyspark", "ckpt"])
 def test_no_timers_without_a_time_mode(both: Callable[..., Both], engine: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,14 @@ from tools import mutate
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "promises.md").read_text()
+ROWS = [line.split(" | ") for line in PAGE.splitlines() if line.startswith("| ")]
+IN_EACH_RUN = sorted({
+    name
+    for row in ROWS
+    if row[-1].startswith("each run of `make test`")
+    for name in re.findall(r"`(tests/[\w/]+\.py(?:::\w+)?)", row[1])
+})  # fmt: skip
+LEFT_OUT = re.compile(r"\bmark\.(further|wide|soak|reach)\b")
 NAMED = sorted(set(re.findall(r"`(tests/[\w/]+\.py(?:::\w+)?)", PAGE)))
 
 
@@ -30,6 +39,23 @@ def test_a_named_test_exists(name: str) -> None:
         if function
         else re.search(r"\btest_|TestCase|Contract", source)
     )
+
+
+@pytest.mark.parametrize("name", IN_EACH_RUN)
+def test_what_each_run_of_make_test_shows_is_run_by_it(name: str) -> None:
+    path, _, function = name.partition("::")
+    nodes = list(ast.walk(ast.parse((ROOT / path).read_text())))
+    of_all = [
+        each.value
+        for each in nodes
+        if isinstance(each, ast.Assign) and ast.unparse(each.targets[0]) == "pytestmark"
+    ]
+    marks = [
+        [*of_all, *each.decorator_list]
+        for each in nodes
+        if isinstance(each, ast.FunctionDef) and each.name.startswith(function or "test_")
+    ]
+    assert not marks or any(not LEFT_OUT.search(" ".join(map(ast.unparse, of))) for of in marks)
 
 
 def test_the_page_has_the_table_of_the_lines_of_safety() -> None:

@@ -167,6 +167,7 @@ def test_triggered_by_hand_and_listeners_are_notified(job: Job) -> None:
     assert fork.result() == expected_after(job.feed.rows, 40)
 
 
+@pytest.mark.further
 def test_a_step_that_hangs_expires(job: Job) -> None:
     """Scenario 6: a checkpoint is aborted after its timeout; what it does later has no effect."""
     job, heard = job.using(SELDOM).using({TIMEOUT: "6s", TOLERABLE: 1}), Heard()
@@ -350,6 +351,7 @@ def test_ids_after_a_crash(job: Job) -> None:
     assert [row.checkpoint_id for row in completed(query)] == [1, 6]
 
 
+@pytest.mark.further
 def test_processors_are_notified_at_the_next_epoch(job: Job) -> None:
     """They are notified of the newest completed checkpoint, and only of existing ones."""
     notes = job.base / "notes"

@@ -68,6 +68,7 @@ def storage_is(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Away]:
     return storage_is
 
 
+@pytest.mark.further
 def test_an_error_that_passes_is_no_failure(job: Job, storage_is: Callable[..., Away]) -> None:
     """Every operation of the driver fails once: all checkpoints are taken, none is aborted."""
     away = storage_is("write", "read", "list", "exists", "size_bytes", "delete", times=1)
@@ -82,6 +83,7 @@ def test_an_error_that_passes_is_no_failure(job: Job, storage_is: Callable[..., 
     assert job.result() == expected(job.feed.rows)
 
 
+@pytest.mark.further
 def test_the_savepoints_of_earlier_drivers_are_looked_for_again(
     job: Job, storage_is: Callable[..., Away]
 ) -> None:
@@ -109,6 +111,7 @@ def test_storage_that_stays_away_ends_the_query(job: Job, storage_is: Callable[.
     assert completed(query) == []
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("what", ["list requests", "delete"])
 def test_requests_and_cleaning_may_not_fail_for_ever(
     job: Job, storage_is: Callable[..., Away], monkeypatch: pytest.MonkeyPatch, what: str

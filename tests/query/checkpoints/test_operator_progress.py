@@ -36,6 +36,7 @@ class Alarms(Count):
             self.handle.deleteTimer(10_000_000_000_000)
 
 
+@pytest.mark.further
 @pytest.mark.wide_variants
 @pytest.mark.parametrize("provider", [None, ROCKSDB])
 def test_of_every_epoch_between_two_looks(job: Job, provider: str | None) -> None:

@@ -28,6 +28,7 @@ from tests.query.model import events_of, expected
 PROGRAM = Path(__file__).with_name("ended_session_program.py")
 
 
+@pytest.mark.further
 def test_stop_beside_a_savepoint_that_hangs_in_the_driver(job: Job) -> None:
     """The savepoint expires wherever it hangs; it publishes nothing when it continues."""
     job = job.using({INTERVAL: "1h", TIMEOUT: "2s", SAVEPOINT_DIR: job.base / "savepoints"})

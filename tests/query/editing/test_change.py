@@ -44,6 +44,7 @@ def later(job: Job, savepoint: str, base: Path) -> list[Any]:
     return fork.result()
 
 
+@pytest.mark.further
 @pytest.mark.wide_variants
 def test_functions_that_return_what_they_get_change_nothing(
     checkpoint: tuple[Job, str], tmp_path: Path
@@ -87,6 +88,7 @@ def test_one_entry_is_changed_in_each_kind_of_state(
     assert min(row[1] for row in rows if row[0] == "k1") == 501
 
 
+@pytest.mark.further
 @pytest.mark.wide_variants
 def test_all_state_of_a_key_gets_another_key(checkpoint: tuple[Job, str], tmp_path: Path) -> None:
     job, path = checkpoint
@@ -108,6 +110,7 @@ def test_all_state_of_a_key_gets_another_key(checkpoint: tuple[Job, str], tmp_pa
     assert later(job, edited.path, tmp_path) == expected_after([*swapped, *EVERYTHING[60:]], 60)
 
 
+@pytest.mark.further
 @pytest.mark.wide_variants
 def test_keys_get_another_type(checkpoint: tuple[Job, str], tmp_path: Path) -> None:
     _, path = checkpoint

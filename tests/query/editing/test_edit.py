@@ -70,6 +70,7 @@ def later(job: Job, savepoint: str, base: Path) -> list[Any]:
     return fork.result()
 
 
+@pytest.mark.further
 @pytest.mark.wide_variants
 @pytest.mark.parametrize("kind", ["CANONICAL", "NATIVE", "chk"])
 def test_an_edit_without_changes_changes_nothing(
@@ -100,6 +101,7 @@ def test_what_is_edited_is_pinned(saved: Saved, tmp_path: Path) -> None:
     assert not list(source.parent.glob("_reader-*.json"))
 
 
+@pytest.mark.further
 def test_one_changed_entry_changes_its_key_only(
     saved: Saved, tmp_path: Path, spark: SparkSession
 ) -> None:
@@ -239,6 +241,7 @@ class Alarm(StatefulProcessor):
         pass
 
 
+@pytest.mark.further
 def test_timers_fire_and_entries_expire(spark: SparkSession, tmp_path: Path) -> None:
     job = Job(spark, tmp_path, Feed(tmp_path / "in"), processor=Alarm, time_mode="ProcessingTime")
     timers = spark.sql("select 'a' k, timestamp_millis(1500) fires_at")

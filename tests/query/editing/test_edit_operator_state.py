@@ -18,6 +18,8 @@ from tests.query.editing.test_edit import stored
 from tests.query.harness import BACKEND, BACKENDS, OFTEN, Feed, Job, digests, files_below
 from tests.query.session_conf import session_conf
 
+pytestmark = pytest.mark.further
+
 OUTPUT = "k string, n long, rules string, seen string, raw string, every string"
 PARALLELISM = 2
 

@@ -78,6 +78,7 @@ def test_no_savepoint_has_a_byte_of_the_key(
 FORMATS = ("CANONICAL", "NATIVE")
 
 
+@pytest.mark.further
 def test_what_others_hold_of_a_key_is_counted(spark: SparkSession, tmp_path: Path) -> None:
     rows = spark.createDataFrame([("ada.lovelace", 1), ("bob", 2)], "k string, n long")
     edit = ckpt.edit_state(spark=spark)
@@ -110,6 +111,7 @@ def test_nothing_is_deleted_beside_incomplete_savepoints_and_checkpoints(
     assert digests(tmp_path) == before
 
 
+@pytest.mark.further
 def test_an_interrupted_call_is_finished_by_the_next(spark: SparkSession, tmp_path: Path) -> None:
     """Killed before the first disposal, and in the middle of it."""
     savepoints = tmp_path / "sp"
@@ -153,6 +155,7 @@ def test_what_would_erase_nothing_is_refused(spark: SparkSession, tmp_path: Path
     assert b"ada" in bytes_of(tmp_path / "sp")
 
 
+@pytest.mark.further
 def test_savepoints_in_directories_below_are_erased_where_they_are(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -167,6 +170,7 @@ def test_savepoints_in_directories_below_are_erased_where_they_are(
     assert b"ada.lovelace" not in bytes_of(tmp_path / "sp")
 
 
+@pytest.mark.further
 def test_savepoints_are_found_whatever_their_names_and_places(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -198,6 +202,7 @@ class Forgetting(Count):
                 state.clear()
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_what_the_processor_has_deleted_is_erased_too(
     job: Job, tmp_path: Path, spark: SparkSession, backend: str

@@ -111,6 +111,7 @@ def test_sources_continue_at_given_offsets(spark: SparkSession, tmp_path: Path) 
     assert query.lastProgress["batchId"] > 4
 
 
+@pytest.mark.further
 def test_operator_is_added_without_its_query(spark: SparkSession, tmp_path: Path) -> None:
     history = [*events_of(0)]
     job = Job(spark, tmp_path, Feed(tmp_path / "in"))

@@ -92,6 +92,7 @@ def shown(
     return Shown(base / "all", savepoint.path, Path(screenshots) if screenshots else None)
 
 
+@pytest.mark.further
 def test_queries_and_savepoints_below_a_directory_are_found(shown: Shown) -> None:
     places = find_places(shown.storage)
     assert sorted(each.path.rpartition("/")[2] for each in places.queries) == ["fork", "main"]
@@ -137,6 +138,7 @@ def _metadata(summary: QuerySummary) -> CheckpointMetadata:
     return summary.metadata
 
 
+@pytest.mark.further
 def test_a_query_is_running_until_it_gives_no_sign_of_life(job: Job) -> None:
     job.feed.add([("a", 1)])
     with job.running() as query:

@@ -90,6 +90,7 @@ def test_a_history_is_plotted_with_its_phases_sizes_and_failures(job: Job) -> No
     mpl.pyplot.close("all")
 
 
+@pytest.mark.further
 def test_a_plot_without_its_library_names_the_extra(tmp_path: Path) -> None:
     program = (
         "import sys\n"

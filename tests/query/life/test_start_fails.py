@@ -89,6 +89,7 @@ def test_a_start_that_fails_after_spark_began_stops_the_query(
     assert active(job.spark) == []
 
 
+@pytest.mark.further
 @pytest.mark.own_jvm
 @pytest.mark.wide_variants
 @pytest.mark.parametrize("location", ["location", ""])

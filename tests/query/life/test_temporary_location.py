@@ -59,6 +59,7 @@ def await_decision(location: Path) -> None:
         until(lambda: nobody_deletes(location), f"a thread is left: {stacks}")
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("sink", ["foreachBatch", "memory", "console", "noop"])
 def test_a_temporary_one(job: Job, sink: str, caplog: pytest.LogCaptureFixture) -> None:
     """It comes with a warning and ends with the query; the next start gets another one."""

@@ -175,6 +175,7 @@ def test_in_a_running_query(job: Job, simplified: str) -> None:
         query.triggerSavepoint(str(job.base / "sp"))
 
 
+@pytest.mark.further
 def test_a_migration_that_raises(job: Job) -> None:
     job = job.but(processor=lambda: Failing(""), output=OUTPUT)
 

@@ -28,6 +28,7 @@ def workers_python(job: Job) -> Iterator[Path]:
     context.pythonExec = before
 
 
+@pytest.mark.further
 def test_an_environment_without_the_library(job: Job, workers_python: Path) -> None:
     job.feed.add(events_of(0))
     venv.create(job.base / "bare", symlinks=True)
@@ -84,6 +85,7 @@ def application_conf(job: Job, key: str, value: str) -> Iterator[None]:
         conf._jconf.remove(key)
 
 
+@pytest.mark.further
 def test_wheels_that_spark_ignores_are_named(job: Job, caplog: pytest.LogCaptureFixture) -> None:
     job.feed.add(events_of(0))
     files = "hdfs:///jobs/helpers.py,/tmp/pyspark_ckpt-0.1.0-py3-none-any.whl,/x/lib.zip"

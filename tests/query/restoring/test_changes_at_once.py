@@ -18,6 +18,8 @@ from tests.query.harness import BACKEND, INLINE, Feed, Job, digests
 from tests.query.session_conf import session_conf
 from tests.query.stored import metadata_of
 
+pytestmark = pytest.mark.further
+
 KEYS = [f"k{i}" for i in range(12)]
 RULES = [["a", 1], ["b", 2]]
 OUTPUT = "k string, what string, v long, n long, emitted string"

@@ -65,6 +65,7 @@ def test_a_restart_that_fails_half_way(job: Job, monkeypatch: pytest.MonkeyPatch
         query.stop()
 
 
+@pytest.mark.further
 def test_a_restart_that_leaves_the_query_stopped_is_a_failure_of_the_query(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,6 +95,7 @@ def test_a_restart_that_leaves_the_query_stopped_is_a_failure_of_the_query(
         again.stop()
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("errors", [[KeyboardInterrupt()], [OSError("no"), KeyboardInterrupt()]])
 def test_a_restart_that_the_user_interrupts(
     job: Job, monkeypatch: pytest.MonkeyPatch, errors: list[BaseException]
@@ -217,6 +219,7 @@ def _lose_epoch(job: Job, epoch: int) -> None:
         path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
 
 
+@pytest.mark.further
 def test_a_location_that_is_half_exchanged_starts(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -275,6 +278,7 @@ def test_a_driver_that_starts_meanwhile_keeps_its_location(
         others[0].stop()
 
 
+@pytest.mark.further
 def test_a_second_start_that_spark_refuses_leaves_the_query_as_it_is(job: Job) -> None:
     """The name is taken. The query is not fenced: it takes checkpoints and is rescaled."""
     with session_conf(job.spark, {PARTITIONS: "2"}):

@@ -109,6 +109,7 @@ def test_a_query_is_restarted_forked_and_drained(feeds: TwoFeeds, conf: dict[str
         check(feeds, again, len(feeds.rows) - len(events_of(3)) - len(events_of(53)))
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("conf", [V2, NAMED], ids=["numbered", "named"])
 def test_a_rollback_keeps_the_offsets_of_all_sources(feeds: TwoFeeds, conf: dict[str, str]) -> None:
     job = feeds.base.using({RETAINED: 5})
@@ -146,6 +147,7 @@ def test_sources_get_names_by_a_restore_and_keep_them(feeds: TwoFeeds) -> None:
     assert not refusing.location_path.exists()
 
 
+@pytest.mark.further
 def test_a_source_that_is_read_twice_has_one_offset(feeds: TwoFeeds) -> None:
     """Spark keeps the offset of such a source under the number of its last place."""
 

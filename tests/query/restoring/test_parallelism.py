@@ -48,6 +48,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [each.getMessage() for each in caplog.records if "parallelism" in each.getMessage()]
 
 
+@pytest.mark.further
 def test_parallelism_is_not_set(job: Job, caplog: pytest.LogCaptureFixture) -> None:
     """It comes from the cores, and one log line says so; plain queries keep Spark's default."""
     job.feed.add(events_of(0))
@@ -89,6 +90,7 @@ def test_a_key_of_its_own(job: Job, caplog: pytest.LogCaptureFixture) -> None:
             job.df()
 
 
+@pytest.mark.further
 def test_far_too_many(job: Job, caplog: pytest.LogCaptureFixture) -> None:
     many = 4 * CORES + 1
     job.feed.add(events_of(0))

@@ -40,6 +40,8 @@ from tests.query.restoring.numbered_job import (
 from tests.query.session_conf import session_conf
 from tests.recovery.processes import kill_all
 
+pytestmark = pytest.mark.further
+
 IGNORED = ["output.what"]
 RETAINED = "spark.sql.streaming.minBatchesToRetain"
 

@@ -38,6 +38,7 @@ def test_stopped_between_epochs(job: Job, backend: str) -> None:
     assert sequences(job.result()) == counted(job.feed.rows)
 
 
+@pytest.mark.further
 @pytest.mark.wide_variants
 @pytest.mark.parametrize("interval", ["100ms", "1h"])
 def test_stopped_in_the_middle(job: Job, interval: str) -> None:
@@ -51,6 +52,7 @@ def test_stopped_in_the_middle(job: Job, interval: str) -> None:
     assert job.result() == expected(job.feed.rows)
 
 
+@pytest.mark.further
 @pytest.mark.skipif(pyspark.__version__ < "4.1", reason="Spark's class has another name in 4.0")
 def test_the_offsets_of_the_first_epoch_were_interrupted(job: Job) -> None:
     """A driver ended while it wrote them: Spark 4.3 alone refuses to begin beside what is left."""
@@ -71,6 +73,7 @@ def test_the_offsets_of_the_first_epoch_were_interrupted(job: Job) -> None:
     assert not left & {file.name for file in offsets.iterdir()}
 
 
+@pytest.mark.further
 def test_a_strangers_file_beside_no_offsets_is_kept(job: Job) -> None:
     job.start().stop()
     strange = job.location_path / "offsets" / ".0.tmp"
@@ -115,6 +118,7 @@ def test_epoch_that_failed_in_the_sink_runs_again(job: Job, backend: str, local_
     assert in_order(collected) == expected(job.feed.rows)
 
 
+@pytest.mark.further
 @pytest.mark.everywhere
 def test_local_copies_lost_between_runs(job: Job) -> None:
     """The checkpoint location alone has everything that a restart needs."""

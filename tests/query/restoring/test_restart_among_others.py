@@ -154,6 +154,7 @@ def test_two_stops_at_once_run_no_epoch_behind_the_savepoint(
     assert set(sink.epochs) == {0, 1}
 
 
+@pytest.mark.further
 def test_a_stop_in_a_batch_that_a_restart_waits_for(job: Job, gate: Gate) -> None:
     """It does not wait for the restart, which does not start the query again."""
 
@@ -176,6 +177,7 @@ def test_a_stop_in_a_batch_that_a_restart_waits_for(job: Job, gate: Gate) -> Non
         assert query.exception() is None
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("call", ["rescale", "stopWithSavepoint"])
 def test_a_batch_that_would_wait_for_itself_is_told(job: Job, gate: Gate, call: str) -> None:
     told: list[Exception] = []
@@ -245,6 +247,7 @@ def test_two_interrupts_and_a_stop(job: Job, monkeypatch: pytest.MonkeyPatch) ->
         assert not query.isActive
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
 def test_a_new_run_that_is_stopped_as_soon_as_it_began_is_a_failure_of_the_query(
     job: Job, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]

@@ -134,6 +134,7 @@ def test_a_sink_that_reads_state_does_not_hold_up_a_restart(job: Job) -> None:
         query.stop()
 
 
+@pytest.mark.further
 def test_a_live_state_that_the_new_program_lacks(job: Job) -> None:
     epoch_of(job)
     query = writer_of(job).start()
@@ -232,6 +233,7 @@ def test_restart_with_another_program(job: Job) -> None:
             query.restartWith(job.df())
 
 
+@pytest.mark.further
 def test_a_restart_keeps_the_settings_of_the_start(job: Job) -> None:
     """The session's conf may be for another query by then, with another directory."""
     first, second = job.base / "first", job.base / "second"
@@ -267,6 +269,7 @@ def reading(job: Job, *feeds: Feed) -> DataFrame:
     return job.process(ckpt.key_by(first, *job.keys))
 
 
+@pytest.mark.further
 def test_sources_that_are_read_at_other_places_are_refused(job: Job) -> None:
     """Spark keeps offsets by places, so one source would continue at the offset of another."""
     left, right = job.feed, Feed(job.base / "right")
@@ -307,6 +310,7 @@ class Widened(Hundreds):
     schema = "n decimal(12, 0)"
 
 
+@pytest.mark.further
 def test_what_a_restore_was_allowed_is_not_for_later_restarts(job: Job) -> None:
     """Its migrations are done, and an operator is left out by nobody's leave."""
     epoch_of(job)

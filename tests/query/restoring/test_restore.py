@@ -167,6 +167,7 @@ def test_a_claim_of_a_driver_that_died_is_given_up(
     assert ckpt.verify(savepoint)
 
 
+@pytest.mark.further
 def test_sources_and_arguments_that_do_not_fit(job: Job) -> None:
     """Another number of sources, an unknown claim mode and unknown migrations are refused."""
     job.feed.add(EPOCHS[0])

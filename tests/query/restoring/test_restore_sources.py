@@ -29,6 +29,8 @@ from tests.query.harness import Job, await_rows, newest_checkpoint, refused
 from tests.query.model import Count, counted_after, events_of, sequences
 from tests.query.session_conf import session_conf
 
+pytestmark = pytest.mark.further
+
 PARTITIONS = ("0", "1")
 
 

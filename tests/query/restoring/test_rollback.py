@@ -84,6 +84,7 @@ def test_rollback(job: Job) -> None:
         ckpt.rollback(location, to)
 
 
+@pytest.mark.further
 def test_a_rollback_that_fails_leaves_nothing_behind(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,6 +201,7 @@ def three_epochs(job: Job) -> tuple[Job, dict[int, str], str]:
     return job, names, str(job.location_path)
 
 
+@pytest.mark.further
 def test_of_two_rollbacks_at_once_the_later_one_counts(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -247,6 +249,7 @@ def test_a_rollback_that_is_overtaken_at_its_last_step_changes_nothing(
     assert again.result() == wanted
 
 
+@pytest.mark.further
 def test_savepoints_and_shadows_in_the_location_stay_where_they_are(job: Job) -> None:
     """The history has their paths, and what was before a rollback may be deleted.
 
@@ -270,6 +273,7 @@ def test_savepoints_and_shadows_in_the_location_stay_where_they_are(job: Job) ->
         assert ckpt.verify(savepoint.path)
 
 
+@pytest.mark.further
 def test_records_that_cannot_be_listed_are_no_silence(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:

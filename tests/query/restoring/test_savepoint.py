@@ -176,6 +176,7 @@ def test_taken_between_two_epochs(job: Job) -> None:
     assert fork.result() == expected_after(job.feed.rows, (savepoints[1].epoch + 1) * 20)
 
 
+@pytest.mark.further
 def test_a_failure_on_the_executors(job: Job) -> None:
     """Scenario 32: a changed file ends the savepoint, not the query."""
     job.feed.add(*map(events_of, range(2)))
@@ -283,6 +284,7 @@ def test_a_fork_into_a_table(job: Job) -> None:
     job.spark.sql(f"DROP TABLE {name}")
 
 
+@pytest.mark.further
 def test_nothing_to_save_yet(job: Job) -> None:
     """Scenario 31: without a committed epoch a savepoint is refused and leaves nothing behind."""
     with job.running() as query:

@@ -12,6 +12,8 @@ import pytest
 
 import pyspark_ckpt as ckpt
 
+pytestmark = pytest.mark.further
+
 PROGRAM = Path(__file__).with_name("ending_program.py")
 
 

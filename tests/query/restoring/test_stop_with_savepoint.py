@@ -59,6 +59,7 @@ def test_a_query_that_ended_before_its_first_epoch(job: Job) -> None:
             save(str(job.base / "sp"))
 
 
+@pytest.mark.further
 def test_a_stop_that_cannot_save_is_refused(job: Job) -> None:
     """Without a directory, or with an impossible one, the query continues."""
     job.feed.add(events_of(0))
@@ -115,6 +116,7 @@ class Alarm(StatefulProcessor):
         pass
 
 
+@pytest.mark.further
 def test_a_drain_that_is_cut_is_finished_by_the_next_start(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,6 +140,7 @@ def test_a_drain_that_is_cut_is_finished_by_the_next_start(
     assert not (job.location_path / "_draining").exists()
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("drain", [False, True])
 def test_a_drain_that_is_interrupted_is_finished_by_another_stop(
     job: Job, monkeypatch: pytest.MonkeyPatch, drain: bool
@@ -177,6 +180,7 @@ def timed(job: Job) -> Job:
     return job.using({SAVEPOINT_DIR: job.base / "savepoints", **OFTEN})
 
 
+@pytest.mark.further
 @pytest.mark.everywhere
 def test_a_stop_that_fails_before_it_stops_leaves_the_query_as_it_was(
     job: Job, monkeypatch: pytest.MonkeyPatch

@@ -282,6 +282,7 @@ class Spellings(Count):
             yield Row(*self.kept.get(), *rest)
 
 
+@pytest.mark.further
 def test_spellings_of_output(spark: SparkSession, tmp_path: Path) -> None:
     """Rows, tuples and dicts are structs, dicts and lists of entries are maps."""
     feed = Feed(tmp_path / "in").add([("a", 1)])

@@ -223,6 +223,7 @@ class Yields(ckpt.ArrowProcessor):
         pass
 
 
+@pytest.mark.further
 @pytest.mark.wide_variants
 @pytest.mark.parametrize(
     ("make", "error"),

@@ -83,6 +83,7 @@ def test_times_that_pandas_does_not_have(spark: SparkSession) -> None:
         counts.collect()
 
 
+@pytest.mark.further
 @pytest.mark.parametrize(
     ("change", "mentions"),
     [
@@ -229,6 +230,7 @@ def test_an_impossible_uid(job: Job, uid: Any) -> None:
         job.but(uid=uid).df()
 
 
+@pytest.mark.further
 def test_null_key(job: Job) -> None:
     """Null is a key with a state of its own, also after a restart, and differs from ''."""
     job.feed.add([(None, 1), ("", 2), (None, 3)], [(None, 4), ("null", 5)])
@@ -246,6 +248,7 @@ def test_impossible_key_columns(job: Job, columns: tuple[str, ...]) -> None:
         ckpt.key_by(job.feed.stream(job.spark), *columns)
 
 
+@pytest.mark.further
 def test_started_without_write_stream(job: Job) -> None:
     """df.writeStream takes no checkpoints: the query fails and says what to use."""
     job.feed.add(events_of(0))
@@ -269,6 +272,7 @@ def test_no_checkpoint_location(job: Job) -> None:
         writer.start()
 
 
+@pytest.mark.further
 def test_restore_into_a_used_location(saved: Saved, tmp_path: Path) -> None:
     """A restore does not mix with files that are there, and deletes none of them."""
     fork = saved.job.but(base=tmp_path)
@@ -310,6 +314,7 @@ def test_interrupted_restore(saved: Saved, tmp_path: Path) -> None:
     assert sequences(fork.result()) == counted_after(saved.job.feed.rows, 40)
 
 
+@pytest.mark.further
 def test_a_restore_that_was_killed_while_it_wrote_its_marker(saved: Saved, tmp_path: Path) -> None:
     """A temporary file is all that is there (simulated seed 10137). Other files are refused."""
     fork = saved.job.but(base=tmp_path)

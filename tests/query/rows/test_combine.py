@@ -161,6 +161,7 @@ class Own(StatefulProcessor):
         pass
 
 
+@pytest.mark.further
 def test_a_state_of_another_program_is_combined_further(job: Job, tmp_path: Path) -> None:
     """There and back: nothing is taken for a key without a value. Values that are put count too."""
 

@@ -15,6 +15,8 @@ import pyspark_ckpt as ckpt
 from tests.query.harness import Job
 from tests.query.model import events_of
 
+pytestmark = pytest.mark.further
+
 ROWS = 50_000
 """What each key yields: more than three batches."""
 

@@ -99,6 +99,7 @@ def test_timers_and_late_rows(job: Job) -> None:
     assert emitted(chain) == in_order(first + then)
 
 
+@pytest.mark.further
 def test_drain(job: Job) -> None:
     """The second operator gets what the first one's timers emit, and all its timers fire too."""
     chain = job.but(output=OUTPUT, watermark="ts", plan=twice).using(OFTEN)

@@ -116,6 +116,7 @@ class Many(StatefulProcessor):
         pass
 
 
+@pytest.mark.further
 def test_large_output(job: Job) -> None:
     """One key may emit far more rows than fit into one batch of Arrow."""
     job.feed.add([("a", 1), ("many", 1), ("b", 1), ("c", 1), ("a", 2)])

@@ -144,6 +144,7 @@ def test_side_by_side(job: Job) -> None:
         job.but(location="loc2", out="out2").start()
 
 
+@pytest.mark.further
 def test_operators_of_another_program(job: Job) -> None:
     """One operator more, one less, or another order is refused before the query starts."""
     job = job.but(plan=lambda job: stages(job, 2), output=SUM)

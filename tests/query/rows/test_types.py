@@ -192,6 +192,7 @@ class EchoKeys(ckpt.BatchProcessor):
         pass
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("processor", [EchoFrames, EchoKeys])
 def test_frames_of_a_session_in_another_zone(
     spark: SparkSession, tmp_path: Path, processor: type
@@ -248,6 +249,7 @@ def test_python_types(python_types: tuple[DataFrame, DataFrame]) -> None:
     assert_df_equality(ours.drop("ts"), theirs.drop("ts"), ignore_row_order=True)
 
 
+@pytest.mark.further
 def test_python_timestamps(python_types: tuple[DataFrame, DataFrame]) -> None:
     """Processors get a timestamp with the session's time zone, as in PySpark."""
     ours, theirs = python_types

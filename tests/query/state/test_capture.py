@@ -263,6 +263,7 @@ def test_a_crash_is_a_unit_test(job: Job) -> None:
     assert "value -1" in result.failures[0]
 
 
+@pytest.mark.further
 def test_a_parked_key_is_a_unit_test_too(job: Job) -> None:
     job = job.but(processor=Raising, output=TOTALS, arguments={"onError": "quarantine"})
     job = job.using({ON_FAILURE: "true"})

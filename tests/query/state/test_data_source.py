@@ -99,6 +99,7 @@ def test_times_of_expiry_are_those_of_the_table(registered: SparkSession, path: 
     assert times == {TIME_MS + 60_000}
 
 
+@pytest.mark.further
 @pytest.mark.wide_variants
 def test_filters_on_the_key_read_one_key(registered: SparkSession, path: str) -> None:
     registered.conf.set(PUSHDOWN, "true")

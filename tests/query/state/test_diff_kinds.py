@@ -18,6 +18,8 @@ from tests.query.session_conf import session_conf
 from tests.query.state.test_operator_state import OUTPUT, PARALLELISM, RULE, Ruled
 from tests.query.timed import ORIGIN_MS, at, timed_feed
 
+pytestmark = pytest.mark.further
+
 KEPT = {INLINE: "100b", INTERVAL: "1h", RETAINED: "9"}
 
 

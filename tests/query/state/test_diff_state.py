@@ -19,6 +19,8 @@ from tests.query.harness import BACKEND, BACKENDS, INLINE, INTERVAL, RETAINED, J
 from tests.query.model import Event, events_of, states_after
 from tests.query.stored import handles_of
 
+pytestmark = pytest.mark.further
+
 MATERIALIZE = "spark.ckpt.state.changelog.materialize"
 EPOCHS = [events_of(0, rows=60), events_of(1), [("k1", 3), ("new", 4)], events_of(3, rows=30)]
 NAMES = {"count": [], "recent": ["position"], "tally": ["bucket"]}

@@ -102,6 +102,7 @@ def test_made_once(job: Job) -> None:
         assert ("k5", 501) in each.result()
 
 
+@pytest.mark.further
 def test_half_made(job: Job) -> None:
     """Version 0.1.0 made the state in a marked location; after a kill, it is made again."""
     job.location_path.mkdir()
@@ -119,6 +120,7 @@ def test_half_made(job: Job) -> None:
     assert not (job.location_path / "_seeding").exists()
 
 
+@pytest.mark.further
 def test_an_interrupted_restore_is_not_replaced(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its state would be lost: a start without the path is refused, with an initial state too."""
     job.feed.add([("k1", 1)])
@@ -141,6 +143,7 @@ def cut(*arguments: Any, **more: Any) -> None:
     raise InterruptedError
 
 
+@pytest.mark.further
 def test_foreach_batch(job: Job) -> None:
     """The rows of epoch 0 come after the initial state, in each action.
 
@@ -160,6 +163,7 @@ def test_foreach_batch(job: Job) -> None:
     assert seen == {0: [("k2", 202)], 1: [("k2", 206)]}
 
 
+@pytest.mark.further
 def test_subtasks_without_rows(job: Job) -> None:
     """The first checkpoint has their state, and restores at another parallelism."""
     job.feed.add([(KEYS[0], 1)])
@@ -176,6 +180,7 @@ def test_subtasks_without_rows(job: Job) -> None:
     assert wider.result() == in_order(zip(KEYS, sums, strict=True))
 
 
+@pytest.mark.further
 def test_leaves_nothing_behind(job: Job) -> None:
     """The first checkpoint deletes what epoch 0 starts from; idle subtasks are not called."""
     job.feed.add([(KEYS[0], 1)])
@@ -204,6 +209,7 @@ class FailsOnce(Begun):
             raise RuntimeError("the first attempt")
 
 
+@pytest.mark.further
 @pytest.mark.wide_variants
 @pytest.mark.parametrize("backend", ["rocksdb", "heap"])
 def test_tasks_that_fail_in_epoch_0(job: Job, backend: str) -> None:

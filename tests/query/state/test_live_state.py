@@ -130,6 +130,7 @@ def test_beside_a_query_that_checkpoints_every_epoch(job: Job) -> None:
     assert len(set(seen)) > 2  # it did read while epochs were committed
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("slow", ["to_pandas", "get"])
 def test_a_read_that_another_one_overtakes(
     job: Job, monkeypatch: pytest.MonkeyPatch, slow: str
@@ -167,6 +168,7 @@ def test_a_read_that_another_one_overtakes(
         assert len(found) in (1, len(KEYS))
 
 
+@pytest.mark.further
 @pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
 def test_writes_that_leave_memory(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was put into the copy on disk is read from there, deletes included."""
@@ -181,6 +183,7 @@ def test_writes_that_leave_memory(job: Job, monkeypatch: pytest.MonkeyPatch) -> 
             check_all(query, events, epoch)
 
 
+@pytest.mark.further
 def test_changes_files_have_what_spark_reads(job: Job, spark: SparkSession) -> None:
     """The handles read without Spark are those that Spark reads, epoch by epoch."""
     job.feed.add(*[events_of(epoch) for epoch in range(3)], [("k1", 1)])
@@ -206,6 +209,7 @@ def test_changes_files_have_what_spark_reads(job: Job, spark: SparkSession) -> N
         assert handles_in_changes(location, 0, partition, 1) is None
 
 
+@pytest.mark.further
 def test_with_sparks_other_state_store(job: Job, spark: SparkSession) -> None:
     """With a store whose files are not read, Spark reads the handles."""
     name = "spark.sql.streaming.stateStore.providerClass"
@@ -224,6 +228,7 @@ def test_with_sparks_other_state_store(job: Job, spark: SparkSession) -> None:
         spark.conf.set(name, before)
 
 
+@pytest.mark.further
 def test_a_gap_of_many_epochs(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """A copy that was left behind is built again from newer files."""
     monkeypatch.setattr(newest_handles, "_MOST_FILES", 2)
@@ -262,6 +267,7 @@ def test_restored_and_started_again(job: Job, tmp_path: Path) -> None:
         check_all(query, [*events, ("k2", 3)], 2)
 
 
+@pytest.mark.further
 def test_what_cannot_be_read(job: Job) -> None:
     """Errors name the query, operator and state, and say what to do."""
     with job.running() as query:
@@ -303,6 +309,7 @@ class Ages(StatefulProcessor):
         pass
 
 
+@pytest.mark.further
 def test_time_to_live(job: Job, tmp_path: Path) -> None:
     """An entry whose time is over is hidden, as it is from the processor in the next epoch."""
     feed: Feed = timed_feed(tmp_path / "timed")
@@ -333,6 +340,7 @@ class Total(Count):
         self.count = handle.getValueState("total", "n long")
 
 
+@pytest.mark.further
 def test_two_operators(job: Job) -> None:
     """Each operator has its own states."""
 

@@ -269,6 +269,7 @@ def test_a_parked_key_is_erased_and_gets_no_other_name(job: Job) -> None:
     assert by_key(fork) == {"A": [(3, "[5]")], "B": [(1, "[6]")]}
 
 
+@pytest.mark.further
 def test_a_program_without_quarantine_and_many_keys_at_once_are_refused(job: Job) -> None:
     job.feed.add([("a", BAD)])
     flaky(job).run()
@@ -403,6 +404,7 @@ def _epoch_ms(query: ckpt.CheckpointedQuery) -> list[int]:
     return [each for each in found if each > 0]
 
 
+@pytest.mark.further
 def test_the_command_line_releases(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
     job.feed.add([("k1", 1), ("k3", BAD), ("k4", BAD)])
     job = flaky(job)
@@ -428,6 +430,7 @@ def test_the_command_line_releases(job: Job, capsys: pytest.CaptureFixture[str])
     assert "no operator 'other'" in capsys.readouterr().err
 
 
+@pytest.mark.further
 def test_a_start_releases_all_keys_if_it_is_told_to(job: Job) -> None:
     job.feed.add([("k1", 1), ("k3", BAD)])
     job = flaky(job)
@@ -441,6 +444,7 @@ def test_a_start_releases_all_keys_if_it_is_told_to(job: Job) -> None:
     assert by_key(job)["k3"] == [(1, f"[{BAD}]")]
 
 
+@pytest.mark.further
 def test_the_first_start_behind_a_rollback_releases_all_keys(job: Job) -> None:
     """The checkpoints directory is a new one, and the state has parked keys."""
     job.feed.add([("k1", 1), ("k3", BAD)])

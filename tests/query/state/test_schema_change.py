@@ -169,6 +169,7 @@ BAD: States = {
 }
 
 
+@pytest.mark.further
 def test_refused_before_the_start(job: Job) -> None:
     """The report names every state; nothing is touched, and the old program continues."""
     add(job, 0)
@@ -201,6 +202,7 @@ def test_refused_before_the_start(job: Job) -> None:
     assert emitted(job, 1) == dict.fromkeys(KEYS, OLD_EMITTED)
 
 
+@pytest.mark.further
 @pytest.mark.wide_variants
 @pytest.mark.parametrize("backend", ["rocksdb", "heap"])
 def test_tables_while_changes_are_pending(job: Job, tmp_path: Path, backend: str) -> None:

@@ -21,6 +21,8 @@ from pyspark.sql.streaming import StatefulProcessor
 import pyspark_ckpt as ckpt
 from tests.query.harness import BACKEND, BACKENDS, Feed, Job
 
+pytestmark = pytest.mark.further
+
 INPUT = pa.schema([("k", pa.string()), ("i", pa.int64()), ("op", pa.string()), ("a", pa.int64())])
 OUTPUT = "k string, i long, result string"
 Model = dict[str, Any]

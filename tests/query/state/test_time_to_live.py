@@ -153,6 +153,7 @@ class AllKinds(StatefulProcessor):
         pass
 
 
+@pytest.mark.further
 def test_expired_entries_leave_the_files(job: Job) -> None:
     """In the end, a checkpoint has only what its last epoch wrote."""
     job = job.but(processor=AllKinds, output=OUTPUT, time_mode="ProcessingTime").using(OFTEN)

@@ -117,6 +117,7 @@ def test_event_time(job: Job) -> None:
         assert each.result() == in_order(expected)
 
 
+@pytest.mark.further
 def test_stopped_in_the_middle(job: Job) -> None:
     """Scenario 30: stops between and within epochs lose no timer and fire none twice."""
     for i in range(7):
@@ -170,6 +171,7 @@ class Chain(Alarm):
         yield row
 
 
+@pytest.mark.further
 def test_set_while_timers_fire(job: Job) -> None:
     """A timer set by a timer is kept across a restart and fires when it is due."""
     job = job.but(processor=Chain)

@@ -15,6 +15,8 @@ from pyspark_ckpt.stores.directory import CompletedCheckpoints
 from tests.query.harness import INLINE, INTERVAL, Job, completed, drop_local_copies
 from tests.query.model import events_of, expected, expected_after
 
+pytestmark = pytest.mark.further
+
 PREFIX = "spark.ckpt.high-availability"
 TYPE = f"{PREFIX}.type"
 

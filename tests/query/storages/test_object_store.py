@@ -46,6 +46,7 @@ def job(job: Job, s3_url: str, s3_environment: dict[str, str]) -> Iterator[Job]:
     environment.update(before)
 
 
+@pytest.mark.further
 def test_a_bucket_that_is_not_there_is_refused_before_anything_begins(
     job: Job, s3_environment: dict[str, str]
 ) -> None:

@@ -24,6 +24,8 @@ from tests.faults.epochs import Epochs, restored_epoch
 from tests.unit.checkpoint.test_full_disk import new_subtask
 from tests.unit.operator.materialized_subtask import ALWAYS, NEVER
 
+pytestmark = pytest.mark.further
+
 MOST = 40
 
 

@@ -28,6 +28,8 @@ from tests.faults.disk import Disk
 from tests.faults.epochs import Epochs, files_of, restored_epoch
 from tests.unit.operator.materialized_subtask import ALWAYS, NEVER, MaterializedSubtask
 
+pytestmark = pytest.mark.further
+
 DISK_BYTES = 48 << 20
 _CHANCE = random.Random(27)
 LARGE = {b"%05d" % n: _CHANCE.randbytes(200) for n in range(4000)}

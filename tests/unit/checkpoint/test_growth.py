@@ -30,6 +30,8 @@ from pyspark_ckpt.storage.open import LocalStorage
 from pyspark_ckpt.stores.directory import CompletedCheckpoints
 from tests.unit.operator.materialized_subtask import MaterializedSubtask, Uploads
 
+pytestmark = pytest.mark.further
+
 SUBTASKS = 2
 RETAINED = 3
 EPOCHS = 120

@@ -193,6 +193,7 @@ def test_each_single_operation_of_an_object_store_fails_in_turn(fault: str) -> N
             assert done[index].partition("-")[0] == name.partition("-")[0]
 
 
+@pytest.mark.further
 def test_a_publication_to_s3_whose_answer_is_lost_is_decided_by_reading(s3_url: str) -> None:
     """Scenario 2, against a real server."""
     storage = open_storage(s3_url)
@@ -335,6 +336,7 @@ def _stale_history(seed: int) -> Iterator[str]:
         runner.close()
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("round_", range(8))
 def test_late_listings_break_nothing(round_: int, seed: int) -> None:
     """Scenario 5: no id comes twice, one driver writes, the retained checkpoints are whole."""

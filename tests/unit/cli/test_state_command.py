@@ -149,6 +149,7 @@ def odd(tmp_path: Path) -> str:
     return path
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
 def test_csv_on_standard_output_has_every_character(odd: str, encoding: str) -> None:
     """Through a pipe, as a program reads it."""
@@ -202,6 +203,7 @@ def test_a_null_is_no_empty_text(
     assert "give --key or --null-key once for each" in run(*of_state, "--null-key", code=1)
 
 
+@pytest.mark.further
 def test_it_starts_no_jvm() -> None:
     program = (
         "import sys; from pyspark_ckpt.cli.main import main\n"

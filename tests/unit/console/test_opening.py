@@ -23,6 +23,8 @@ from pyspark_ckpt.console.opening import LOOPBACK, open_console
 from pyspark_ckpt.console.serving import NICENESS
 from pyspark_ckpt.errors import CkptError, ConfigurationError
 
+pytestmark = pytest.mark.further
+
 HOLDER = """
 import sys
 from pyspark_ckpt.console.opening import LOOPBACK, open_console

@@ -122,6 +122,7 @@ CHANGED = [
 ]
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("ansi", ["true", "false"])
 @pytest.mark.parametrize(("wanted", "value"), KEPT)
 def test_values_that_stay_the_same_may_have_another_type(
@@ -138,6 +139,7 @@ def test_values_that_stay_the_same_may_have_another_type(
         ]
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("ansi", ["true", "false"])
 @pytest.mark.parametrize(("wanted", "value"), CHANGED)
 def test_values_that_would_be_others_are_refused(

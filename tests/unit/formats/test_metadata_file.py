@@ -98,6 +98,7 @@ def test_what_is_encoded_is_decoded(metadata: CheckpointMetadata) -> None:
     assert decode_metadata(encode_metadata(metadata), "m") == metadata
 
 
+@pytest.mark.further
 def test_version_0_1_0_reads_all_that_a_handle_can_hold(
     metadata: CheckpointMetadata, tmp_path: Path
 ) -> None:

@@ -68,6 +68,7 @@ def test_epochs_are_counted_once() -> None:
     assert found["watermark_lag", ()] == 6
 
 
+@pytest.mark.further
 @pytest.mark.parametrize(
     ("reporter", "module"),
     [("prometheus", "prometheus_client"), ("opentelemetry", "opentelemetry.sdk")],

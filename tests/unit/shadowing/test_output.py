@@ -45,6 +45,7 @@ def differing(spark: SparkSession, tmp_path: Path) -> Any:
     return between
 
 
+@pytest.mark.further
 @pytest.mark.parametrize(
     ("types", "common", "old", "new", "expected"),
     [
@@ -86,6 +87,7 @@ def test_numbers_of_two_types(
     assert note.endswith(f"compared as {common}")
 
 
+@pytest.mark.further
 def test_decimals_that_are_one_float(differing: Any) -> None:
     old, new = Decimal("12345678901234.123456"), Decimal("12345678901234.123457")
     types = ("decimal(30, 6)", "decimal(30, 6)")

@@ -102,6 +102,7 @@ def as_told(rows: dict[str, Rows]) -> dict[str, Any]:
 NAMES = ("total", "items", "tally", "lasting", "short", "aging")
 
 
+@pytest.mark.further
 def test_keyed_states_and_timers_are_what_the_processor_saw(snapshot: ckpt.Snapshot) -> None:
     tables = {name: of_keys(snapshot.state(UID, name)) for name in NAMES}
     tables["timers"] = of_keys(snapshot.timers(UID))
@@ -124,6 +125,7 @@ def test_one_key(snapshot: ckpt.Snapshot) -> None:
         assert all(found[name] == told[name] for name in NAMES)
 
 
+@pytest.mark.further
 def test_state_of_subtasks(snapshot: ckpt.Snapshot) -> None:
     told = subtasks_seen()
     for name in ("dealt", "united"):

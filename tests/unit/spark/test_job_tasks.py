@@ -7,12 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
+import pytest
 from pyspark.sql import SparkSession
 
 from pyspark_ckpt.spark.jobs import SparkJobs
 from tests.query.harness import until
 
 
+@pytest.mark.further
 def test_tasks_are_counted_while_they_run(spark: SparkSession, tmp_path: Path) -> None:
     gate = str(tmp_path / "gate")
 

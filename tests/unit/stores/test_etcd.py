@@ -29,6 +29,7 @@ def test_servers_that_are_not_there_are_named() -> None:
         EtcdPointers("http://127.0.0.1:1,http://127.0.0.1:2", "/q")
 
 
+@pytest.mark.further
 def test_without_its_library_it_says_what_to_install() -> None:
     check_advice(
         "urllib3",

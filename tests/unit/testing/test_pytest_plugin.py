@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.unit.testing.captured_query import CapturedQuery
 from tests.unit.testing.test_replay import Frames
 
@@ -30,6 +32,7 @@ def test_looks_itself(replay_capture):
 """
 
 
+@pytest.mark.further
 def test_the_fixture_fails_a_test_with_what_differs(tmp_path: Path) -> None:
     query = CapturedQuery(tmp_path, "heap", Frames(), mode="pandas")
     query.epoch([("a", 1)])

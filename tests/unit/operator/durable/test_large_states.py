@@ -23,6 +23,8 @@ from pyspark_ckpt.storage.open import Storage
 from state_backends import BACKEND_TYPES, Changes, StateBackend, open_backend
 from tests.unit.operator.subtask_epochs import IN_MEMORY, KEYS, NUMBER, SubtaskEpochs
 
+pytestmark = pytest.mark.further
+
 ENTRIES = 1_000_000
 VALUES = 100_000
 BLOB = T.StructType([T.StructField("b", T.BinaryType())])

@@ -18,6 +18,8 @@ from pyspark_ckpt.operator.durable.local_copy import copies_root, open_local_cop
 from pyspark_ckpt.operator.durable.unused_copies import Keeping, remove_unused
 from pyspark_ckpt.storage.open import LocalStorage
 
+pytestmark = pytest.mark.further
+
 HOUR_S = 3600.0
 AT_ONCE = Keeping(longest_s=0, shortest_s=0, every_s=0)
 BY_AGE = Keeping(longest_s=HOUR_S, shortest_s=60, every_s=0)

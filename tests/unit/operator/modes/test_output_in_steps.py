@@ -19,6 +19,8 @@ from pyspark_ckpt.operator.modes.rows import RowsOutput
 from pyspark_ckpt.operator.rows.mode import Output
 from pyspark_ckpt.operator.rows.output import CHUNK_ROWS, OutputRows
 
+pytestmark = pytest.mark.further
+
 SCHEMA = T.StructType([T.StructField("n", T.LongType()), T.StructField("text", T.StringType())])
 NO_OUTPUT: list[Any] = [None, [], iter(())]
 

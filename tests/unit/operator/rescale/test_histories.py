@@ -7,6 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
 from typing import Any
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from pyspark.sql import types as T
@@ -106,6 +107,7 @@ PROGRAMS = st.lists(
 )  # fmt: skip
 
 
+@pytest.mark.further
 @example(
     programs=[
         (["n", "a"], {0: True, 1: True}),

@@ -12,6 +12,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import pytest
 from pyspark.sql import types as T
 
 from pyspark_ckpt.operator.values.codec import TupleCodec
@@ -79,6 +80,7 @@ def encoded() -> list[str]:
     return [TupleCodec(struct(k), "keys", is_key=True).encode((v,)).hex() for k, v, _ in KEYS]
 
 
+@pytest.mark.further
 def test_bytes_are_fixed_in_every_process() -> None:
     """Scenario 40: keys of every type."""
     root = Path(__file__).parents[4]

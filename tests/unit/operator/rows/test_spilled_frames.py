@@ -137,6 +137,7 @@ def check_spill(
     assert list(directory.iterdir()) == []
 
 
+@pytest.mark.further
 @settings(max_examples=20)
 @given(st.data())
 def test_rows_of_all_types_are_the_same_after_a_spill(
@@ -145,6 +146,7 @@ def test_rows_of_all_types_are_the_same_after_a_spill(
     check_spill(tmp_path_factory.mktemp("all"), ALL_TYPES, data)
 
 
+@pytest.mark.further
 @given(st.lists(TYPES, max_size=3), st.data())
 def test_nested_values_are_the_same_after_a_spill(
     tmp_path_factory: pytest.TempPathFactory, typed: list[Typed], data: st.DataObject

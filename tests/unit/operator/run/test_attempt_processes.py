@@ -28,6 +28,8 @@ from tests.faults.epochs import COUNT, NUM_RETAINED, QUERY_ID, Epochs, files_of,
 from tests.faults.subtask_program import STOPS, packed, unpacked
 from tests.unit.operator.materialized_subtask import ALWAYS, NEVER, MaterializedSubtask, Writes
 
+pytestmark = pytest.mark.further
+
 ROOT = Path(__file__).parents[4]
 
 

@@ -17,6 +17,8 @@ from pyspark_ckpt.operator.run.garbage import (
     used_memory_bytes,
 )
 
+pytestmark = pytest.mark.further
+
 
 class Node:
     """An object that refers to itself, which only a collection frees."""
