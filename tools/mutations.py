@@ -344,8 +344,10 @@ MUTATIONS = (
     Mutation(
         "the driver of a term whose file was replaced",
         "pyspark_ckpt/stores/directory.py",
-        '        if not is_ours:\n            raise FencedError(\n                f"{self._storage.url}: these',
-        '        if False:\n            raise FencedError(\n                f"{self._storage.url}: these',
+        "        if not is_ours:\n            raise FencedError(\n"
+        '                f"{self._storage.url}: these',
+        "        if False:\n            raise FencedError(\n"
+        '                f"{self._storage.url}: these',
         "tests/unit/restarting/test_rollback.py",
     ),
     Mutation(
