@@ -33,7 +33,7 @@ def test_the_directory_of_a_shadow_that_could_not_begin(
         with pytest.raises(ckpt.PlanError, match="does not fit"), deleted_on_failure(made):
             fail()
     assert f"{made.url} cannot be deleted" in caplog.text
-    remove_leftovers_of_restarts(location)
+    remove_leftovers_of_restarts(location, lambda: None)
     assert location.list() == []
 
 

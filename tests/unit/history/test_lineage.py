@@ -254,7 +254,7 @@ def test_history_is_found_from_the_location_too(storage: Storage, tmp_path: Path
 def test_a_directory_without_checkpoints_is_named(tmp_path: Path) -> None:
     for name in ("a", "b"):
         LocalStorage(tmp_path / "two" / name).write("drivers/1", [b"{}"])
-    for path, why in (("none", "no checkpoints"), ("two", "2 queries")):
+    for path, why in (("none", "does not exist"), ("two", "2 queries")):
         with pytest.raises(CheckpointNotFoundError, match=why):
             history(str(tmp_path / path))
 
