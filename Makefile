@@ -18,7 +18,7 @@ help: ## List the targets
 demo: $(VENV)/.demo java ## Set up everything and run the main job on the New York flights; ARGS=--compare
 	$(BIN)/python -m examples.flights $(ARGS)
 
-test: $(CLASSES) ## Set up everything and run the tests, three at a time; about nine minutes
+test: $(CLASSES) ## Set up everything and run the tests, three at a time; seventeen minutes on slow cores
 	$(BIN)/python -m pytest --numprocesses 3 --dist worksteal $(ARGS)
 
 test-further: $(CLASSES) ## Run the other half of them, which CI runs too; as long again
