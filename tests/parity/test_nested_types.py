@@ -114,6 +114,40 @@ def test_nested_types(both: Callable[..., Both], processor: type[Nested]) -> Non
     assert len(program.same()) == 2 * len(ROWS)
 
 
+class RowsInRows(StatefulProcessor):
+    """Yield Rows whose fields are in another order than the schema's, or lack one."""
+
+    PAIR = "struct<p:int,q:string>"
+    OUTPUT = f"k string, s {PAIR}, l array<{PAIR}>, m map<string,{PAIR}>, d struct<inner:{PAIR}>"
+
+    def init(self, handle: Any) -> None:
+        pass
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        for row in sorted(rows, key=lambda r: r.v):
+            one = Row(q="one", p=row.v)
+            yield Row(
+                k=key[0],
+                s=one,
+                l=[one, None, Row(p=2, q="two"), Row(q="three")],
+                m={"four": Row(q="four", p=4), "five": Row(q="five", p=5)},
+                d={"inner": one},
+            )
+            yield Row(d=Row(inner=Row(q="six", p=None)), m=None, k=key[0])
+
+    def close(self) -> None:
+        pass
+
+
+def test_rows_in_a_row_are_taken_by_name(both: Callable[..., Both]) -> None:
+    program = both(
+        "k string, v long", [("x", 1), ("x", 2)], processor=RowsInRows, output=RowsInRows.OUTPUT
+    )
+    rows = program.same()
+    assert {row.s.q for row in rows if row.s is not None} == {"one"}
+    assert len(rows) == 4
+
+
 class NestedKeys(StatefulProcessor):
     """Count the rows of each key."""
 

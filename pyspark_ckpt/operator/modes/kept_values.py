@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+from pyspark.sql import Row
 from pyspark.sql import types as T
 
 _CHANGEABLE = (T.BinaryType, T.ArrayType, T.MapType, T.StructType)
@@ -30,15 +31,29 @@ def may_change(data_type: T.DataType) -> bool:
     return isinstance(data_type, _CHANGEABLE)
 
 
-def kept(value: Any) -> Any:
-    """Return a value that no later change of its lists, dicts, arrays and bytes reaches."""
+def kept(value: Any, *, by_name: bool = False) -> Any:
+    """Return a value that no later change of its lists, dicts, arrays and bytes reaches.
+
+    Parameters
+    ----------
+    value
+        What the processor gave.
+    by_name
+        Whether Rows in it become dicts. PySpark takes a Row in a yielded Row by its names, and one
+        in a frame by the order of its values.
+    """
     if type(value) in _UNCHANGING:
         return value
-    if isinstance(value, list | tuple):  # of a Row in a row, only the order of its values counts
-        items = [item if type(item) in _UNCHANGING else kept(item) for item in value]
-        return items if isinstance(value, list) else tuple(items)
+    if isinstance(value, list | tuple):
+        items = [
+            item if type(item) in _UNCHANGING else kept(item, by_name=by_name) for item in value
+        ]
+        if isinstance(value, list):
+            return items
+        names = getattr(value, "__fields__", None) if by_name and isinstance(value, Row) else None
+        return tuple(items) if names is None else dict(zip(names, items, strict=True))
     if isinstance(value, dict):
-        return {key: kept(item) for key, item in value.items()}
+        return {key: kept(item, by_name=by_name) for key, item in value.items()}
     if isinstance(value, np.ndarray | bytearray):
         return copy.deepcopy(value)
     return bytes(value) if isinstance(value, memoryview) else value

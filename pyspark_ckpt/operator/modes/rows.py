@@ -157,4 +157,6 @@ class RowsOutput:
 
     def _kept(self, row: Any) -> Any:
         """Return a row whose lists and dicts the processor cannot change any more."""
-        return tuple(kept(list(self._schema.in_order(row)))) if isinstance(row, tuple) else row
+        if not isinstance(row, tuple):
+            return row
+        return tuple(kept(list(self._schema.in_order(row)), by_name=True))

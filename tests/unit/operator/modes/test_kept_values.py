@@ -73,10 +73,11 @@ def test_bytes_in_a_row_that_are_changed() -> None:
     ],
     ids=repr,
 )
-def test_kept_values_are_equal_and_share_nothing_that_can_change(value: Any) -> None:
-    before = repr(kept(value))
-    assert before == repr(kept(kept(value)))
-    copied = kept(value)
+@pytest.mark.parametrize("by_name", [False, True])
+def test_kept_values_are_equal_and_share_nothing_that_can_change(value: Any, by_name: bool) -> None:
+    before = repr(kept(value, by_name=by_name))
+    assert before == repr(kept(kept(value, by_name=by_name)))
+    copied = kept(value, by_name=by_name)
     changed = change_all(value)
     assert changed
     assert repr(copied) == before
