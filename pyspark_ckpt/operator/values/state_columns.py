@@ -124,7 +124,7 @@ class ValueColumns:
             return None
         tuples = encoded_tuples(known, self._schema, Form.VALUE, repeated(prefix, length))
         encoded = list(tuples.to_numpy(zero_copy_only=False).tolist())
-        if self._required is not None:
+        if self._required is not None and any(map(_may_have_nulls, known)):
             self._check_nulls(encoded, len(prefix), self._required)
         return encoded
 
@@ -285,3 +285,8 @@ def _numbers(series: pd.Series[Any], arrow_type: pa.DataType, kinds: str) -> pa.
         return pa.array(series.to_numpy(), from_pandas=False).cast(arrow_type)
     masked = pd.arrays.BooleanArray, pd.arrays.IntegerArray, pd.arrays.FloatingArray
     return pa.array(series.array).cast(arrow_type) if isinstance(series.array, masked) else None
+
+
+def _may_have_nulls(column: pa.Array) -> bool:
+    """Return whether a column has a null, or a value inside of its values may be one."""
+    return bool(column.null_count) or pa.types.is_nested(column.type)
