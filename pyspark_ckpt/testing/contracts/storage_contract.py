@@ -413,7 +413,7 @@ class StorageContract:
     ) -> None:
         """The request is sent again, and the server does not find the file any more."""
         if lose_deletions is None:
-            return
+            pytest.skip("the storage repeats no request")
         storage = open_storage(url)
         for path in ("state/0", "state/deep/1", "state/2", "moved/1", "moved/2", "file", "stays"):
             storage.write(path, [b"x"])

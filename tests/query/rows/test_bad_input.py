@@ -146,7 +146,7 @@ def by_number(job: Job) -> DataFrame:
 
 
 def test_other_keys_come_as_the_error_says(job: Job, tmp_path: Path) -> None:
-    """With other keys no restart or restore goes on; from a rekeyed savepoint it does."""
+    """Other keys refuse each restart and restore, but not a restore from a rekeyed savepoint."""
     job = job.but(processor=Count, output="k string, n long", uid="count")
     job.feed.add(events_of(0))
     checkpoint = newest_checkpoint(job.run())
