@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -79,9 +80,25 @@ class Saving:
         copied = self._copied(new, what, jobs)
         written = self._rewritten(new, what, jobs)
         by_uid = {each.uid: each for each in (*copied, *written)}
-        operators = tuple(by_uid[each.operator.uid] for each in self.operators)
+        operators = self._numbered(by_uid[each.operator.uid] for each in self.operators)
         check(operators)
         return operators
+
+    def _numbered(self, operators: Iterable[OperatorMetadata]) -> tuple[OperatorMetadata, ...]:
+        """Give each operator an id of its own; a restore finds them by their uids.
+
+        Those of a query that was given have its ids, and those of the source have ids of the query
+        that it is of. Spark's own operators keep theirs, which their files are named by.
+        """
+        given = tuple(operators)
+        taken = {each.operator_id for each in self.contents.spark_operators}
+        free = itertools.count(max([*taken, *(each.operator_id for each in given)], default=-1) + 1)
+        numbered = []
+        for each in given:
+            own = next(free) if each.operator_id in taken else each.operator_id
+            taken.add(own)
+            numbered.append(msgspec.structs.replace(each, operator_id=own))
+        return tuple(numbered)
 
     def _copied(self, new: NewSavepoint, what: str, jobs: SparkJobs) -> Iterable[OperatorMetadata]:
         """Copy the operators that do not change."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 import pyspark_ckpt as ckpt
 from tests.query.harness import BACKEND, BACKENDS, Feed, Job, await_rows, files_below
@@ -121,6 +122,26 @@ def test_operator_is_added_without_its_query(spark: SparkSession, tmp_path: Path
     job.run(first.path)
 
     assert job.result() == expected_after([*history, *events_of(1)], len(history))
+
+
+def test_each_operator_has_an_id_of_its_own(spark: SparkSession, tmp_path: Path) -> None:
+    events = spark.readStream.schema("k string, v int").parquet(str(tmp_path))
+    rows = spark.createDataFrame([("a", 1, 1)], "k string, n long, total long")
+
+    def counted(stream: DataFrame, uid: str) -> DataFrame:
+        return ckpt.key_by(stream, "k").transformWithState(
+            Reveal(), OUTPUT, "Append", "None", uid=uid
+        )
+
+    first = ckpt.edit_state(query=counted(events, "first")).put("first", "count", rows)
+    one = first.save(str(tmp_path / "savepoints")).path
+    both = counted(counted(events, "first").select("k", F.lit(1).alias("v")), "new")
+    edit = ckpt.edit_state(one, query=both).put("new", "count", rows)
+    found = ckpt.open_state(edit.save(str(tmp_path / "savepoints")).path)
+    assert [found.state(uid, "count").to_pandas()["n"].tolist() for uid in ("first", "new")] == [
+        [1],
+        [1],
+    ]
 
 
 def test_two_rows_of_one_key_are_refused(spark: SparkSession, tmp_path: Path) -> None:
