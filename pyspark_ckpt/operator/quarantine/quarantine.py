@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import suppress
 from typing import Any, Protocol
 
 from pyspark_ckpt.errors import CheckpointError, CrashedError, QuarantineError
@@ -176,11 +177,18 @@ class Quarantine:
         """Make a call; return what it raised, as if it had not been made."""
         rows = output.rows
         self._table.begin_call()
+        made: Any = None
         try:
-            output.extend(call())
+            made = call()
+            output.extend(made)
         except _NOT_OF_A_KEY:
             raise
         except Exception as exc:
+            # The error's traceback would keep a generator that stands at its yield, whose
+            # `finally` would then write at any later time, into the state of another key.
+            if isinstance(made, Generator):
+                with suppress(Exception):
+                    made.close()
             self._table.undo_call()
             output.cut(rows)
             return exc
