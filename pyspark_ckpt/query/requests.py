@@ -14,6 +14,7 @@ from pyspark_ckpt.errors import (
     CheckpointAbortedError,
     CkptError,
     ConfigurationError,
+    CorruptFileError,
     UnsafePathError,
 )
 from pyspark_ckpt.formats.modes import SavepointFormat
@@ -190,7 +191,13 @@ class RequestHandler:
         for request_id in self._files.unanswered_ids():
             if request_id in self.taken:
                 continue
-            claim = self._files.claim_of(request_id)
+            try:
+                claim = self._files.claim_of(request_id)
+            except (CorruptFileError, UnsafePathError) as exc:
+                # It was taken by somebody, and will be as unreadable in each later turn.
+                self.taken.add(request_id)
+                logger.warning("%s: request %s has no answer: %s", self._where, request_id, exc)
+                continue
             if claim is not None and claim.by is Claimant.QUERY:
                 self._refuse(
                     request_id, "the query's driver ended before the request was done: repeat it"

@@ -261,6 +261,26 @@ def test_what_a_driver_that_died_had_taken_is_answered(query: Query, files: Requ
     assert len(query.calls) == 1
 
 
+@pytest.mark.parametrize("claim", [b"", b'{"by":"query","unknown":1}', None])
+def test_a_damaged_claim_harms_no_other_request(
+    query: Query, files: RequestFiles, storage: Storage, tmp_path: Path, claim: bytes | None
+) -> None:
+    damaged, taken, waiting = sorted(files.post(request()) for _ in range(3))
+    path = storage.root / "requests" / f"{damaged}.claim.json"
+    if claim is None:
+        (tmp_path / "elsewhere").write_bytes(b"{}")
+        path.symlink_to(tmp_path / "elsewhere")
+    else:
+        path.write_bytes(claim)
+    assert files.claim(taken, Claimant.QUERY)
+    for _ in range(2):
+        query.requests.refuse_interrupted()
+    assert files.answer_to(taken) is not None
+    assert files.answer_to(damaged) is None
+    assert answered(query, files, waiting).error is None
+    assert len(query.calls) == 1
+
+
 def test_a_query_that_ends_refuses_what_waits(query: Query, files: RequestFiles) -> None:
     request_id = files.post(request())
     query.requests.close()
