@@ -40,7 +40,7 @@ def request_release(
     Raises
     ------
     PlanError
-        If there is no such operator, or it was built without a quarantine.
+        If there is no such operator, it was built without a quarantine, or `keys` is one text.
     """
     parking = {each.uid: each for each in operators if each.on_error is OnError.QUARANTINE}
     operator = parking.get(uid)
@@ -50,6 +50,8 @@ def request_release(
             f"{', '.join(map(repr, parking)) or 'none'}"
         )
     stored = None
+    if isinstance(keys, str | bytes):  # its characters would be taken for keys
+        raise PlanError(f"the keys to release are {keys!r}, which is one key: give a list of keys")
     if keys is not None:
         places = KeyPlaces(struct_type(operator.key_schema), operator.max_parallelism)
         given = (key if isinstance(key, tuple) else (key,) for key in keys)
