@@ -91,6 +91,8 @@ def sent_column(
 
 def cast(column: pa.ChunkedArray, wanted: pa.DataType) -> pa.ChunkedArray:
     """Return a column in another type of its kind; another kind, or no room, is an Arrow error."""
+    if column.type == wanted:
+        return column
     if not _is_of_kind(column.type, wanted):
         in_ms = pa.types.is_integer(column.type) and pa.types.is_timestamp(wanted)
         unit = f", cast it first, milliseconds to timestamp[ms, tz={wanted.tz}]" if in_ms else ""
