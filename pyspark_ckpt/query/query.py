@@ -194,7 +194,7 @@ class CheckpointedQuery(RestartableQuery):
         Raises
         ------
         PlanError
-            If there is no such operator.
+            If there is no such operator, or `keys` is one text.
         StateValueError
             If a key does not fit the key columns, or the keys are too many for one release.
         NotBuiltYetError

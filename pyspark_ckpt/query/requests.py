@@ -151,7 +151,8 @@ class Actions:
 class RequestHandler:
     """Claims, carries out and answers the requests to one query.
 
-    `taken` has the ids of the requests that this process has claimed, also in earlier runs.
+    `taken` has the ids of the requests that this process has claimed, also in earlier runs, and of
+    those with a claim that cannot be read.
 
     Parameters
     ----------

@@ -42,6 +42,10 @@ def request_release(
     PlanError
         If there is no such operator, it was built without a quarantine, or `keys` is one text.
     """
+    if isinstance(keys, str | bytes):  # its characters would be taken for keys
+        raise PlanError(
+            f"operator {uid!r}: the keys to release are {keys!r}, which is one key: give a list"
+        )
     parking = {each.uid: each for each in operators if each.on_error is OnError.QUARANTINE}
     operator = parking.get(uid)
     if operator is None:
@@ -50,8 +54,6 @@ def request_release(
             f"{', '.join(map(repr, parking)) or 'none'}"
         )
     stored = None
-    if isinstance(keys, str | bytes):  # its characters would be taken for keys
-        raise PlanError(f"the keys to release are {keys!r}, which is one key: give a list of keys")
     if keys is not None:
         places = KeyPlaces(struct_type(operator.key_schema), operator.max_parallelism)
         given = (key if isinstance(key, tuple) else (key,) for key in keys)

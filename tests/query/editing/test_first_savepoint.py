@@ -144,6 +144,29 @@ def test_each_operator_has_an_id_of_its_own(spark: SparkSession, tmp_path: Path)
     ]
 
 
+@pytest.mark.further
+def test_an_operator_that_is_added_beside_one_of_spark_has_an_id_of_its_own(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    feed = Feed(tmp_path / "in")
+    feed.add(events_of(0))
+    plan = ckpt.key_by(feed.stream(spark).dropDuplicates(["k"]), "k").transformWithState(
+        Reveal(), OUTPUT, "Append", "None", uid="old"
+    )
+    writer = ckpt.write_stream(plan).option("checkpointLocation", str(tmp_path / "location"))
+    query = writer.format("noop").start()
+    try:
+        query.processAllAvailable()
+        saved = query.triggerSavepoint(str(tmp_path / "savepoints")).path
+    finally:
+        query.stop()
+    rows = spark.createDataFrame([("a", 1, 1)], "k string, n long, total long")
+    edit = ckpt.edit_state(saved).add_operator("new", Reveal(), "k string")
+    path = edit.put("new", "count", rows).save(str(tmp_path / "savepoints")).path
+    with ckpt.open_state(path) as found:
+        assert found.state("new", "count").to_pandas()["n"].tolist() == [1]
+
+
 def test_two_rows_of_one_key_are_refused(spark: SparkSession, tmp_path: Path) -> None:
     rows = spark.createDataFrame([("a", 1, 1), ("a", 2, 2)], "k string, n long, total long")
     edit = ckpt.edit_state(spark=spark).add_operator("op", Reveal(), "k string")
