@@ -47,6 +47,9 @@ IN_PROGRESS_NAME = "_in_progress"
 DRAIN_MARKER = "_draining"
 """In the ``checkpointLocation`` while an epoch drains the query, whose watermark is not true."""
 
+DRAINED_COMMIT = "_drained"
+"""Beside the marker once that epoch has run: what Spark's commit is replaced by."""
+
 AUTHOR_NAME = "_author"
 SHARED = "shared"
 TASK_OWNED = "taskowned"

@@ -227,6 +227,8 @@ class QueryStart:
         location.check_not_half_rolled_back()
         location.check_owner()
         location.check_not_emptied()
+        if self._last_epochs.finish_last_step():
+            location.note_content()
         location.check_parallelism(self._spark, self._settings.parallelism)
         report_parallelism(self._spark, location.operators.descriptors[0].parallelism)
         location.check_states(self._spark)

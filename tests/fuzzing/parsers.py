@@ -26,7 +26,7 @@ from pyspark_ckpt.formats.change_file import decode_changes
 from pyspark_ckpt.formats.handle import Handle, decode_handle, encode_handle
 from pyspark_ckpt.formats.in_progress import InProgress, encode_in_progress, read_in_progress
 from pyspark_ckpt.formats.initial_handles import read_initial_handle
-from pyspark_ckpt.formats.layout import DRAIN_MARKER, new_snapshot_id
+from pyspark_ckpt.formats.layout import DRAIN_MARKER, DRAINED_COMMIT, new_snapshot_id
 from pyspark_ckpt.formats.metadata_file import decode_metadata
 from pyspark_ckpt.formats.modes import TimeMode
 from pyspark_ckpt.formats.origin import read_origin
@@ -55,7 +55,7 @@ from pyspark_ckpt.restore.spark_files import _checked_entries, checked_content
 from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.spark.state_files import needed_files, operator_name, with_operator_id
 from pyspark_ckpt.storage.file_reference import FileReference
-from pyspark_ckpt.storage.open import LocalStorage
+from pyspark_ckpt.storage.open import LocalStorage, Storage
 from pyspark_ckpt.stores.open import read_store_note
 from pyspark_ckpt.stores.owner import check_owner
 from pyspark_ckpt.stores.reader_pins import encode_pin, pin_name, pinned_files
@@ -188,6 +188,14 @@ class _DrainNote(LastEpochs):
     def _finish(self, draining: object) -> None:
         pass
 
+    def _put_true_watermark(self, draining: object) -> None:
+        pass
+
+
+def _kept_commit(location: Storage) -> object:
+    location.write(DRAIN_MARKER, [b'{"epoch":3,"drained_at_ms":4,"watermark_ms":5}'])
+    return _DrainNote(SparkLog(location), None).finish_last_step()
+
 
 def _decode_canonical(data: bytes) -> object:
     """Expect as many entries as the file says, so that they are decoded."""
@@ -273,6 +281,9 @@ def _small_parsers() -> dict[str, Parser]:
         "draining note": Parser(
             _at(DRAIN_MARKER, lambda each: _DrainNote(SparkLog(each), None).finish_interrupted()),
             [b'{"epoch":3,"drained_at_ms":4,"watermark_ms":5}'],
+        ),
+        "commit of a drained epoch": Parser(
+            _at(DRAINED_COMMIT, _kept_commit), [b'{"epoch":3,"commit":"v1\\n{}"}']
         ),
         "bundle": Parser(_at("bundle.zip", _unpack), [_zipped({**indexed, "queries/0/a": b"1"})]),
         "bundle index": Parser(

@@ -8,6 +8,10 @@ another epoch.
 
 A marker records the epoch that drains. If the driver dies meanwhile, the next start finishes that
 epoch first, so that the high watermark does not stay.
+
+Once the epoch has run, another file keeps what Spark wrote when it committed it. Spark's files are
+written anew, and each is away for a moment. If the driver dies then, the next start writes them
+again, before it looks at the location, and the epoch does not run again.
 """
 
 from __future__ import annotations
@@ -21,13 +25,13 @@ import msgspec
 from pyspark_ckpt.clock import now_ms
 from pyspark_ckpt.errors import CheckpointAbortedError
 from pyspark_ckpt.formats.handle import PARKED_TIMERS_MS, Handle
-from pyspark_ckpt.formats.layout import DRAIN_MARKER
+from pyspark_ckpt.formats.layout import DRAIN_MARKER, DRAINED_COMMIT
 from pyspark_ckpt.formats.modes import TimeMode
 from pyspark_ckpt.formats.small_file import read_small_file
 from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.operator.time import NEVER_LATE
 from pyspark_ckpt.spark.log import SparkLog
-from pyspark_ckpt.storage.corrupt_file import RESTORE
+from pyspark_ckpt.storage.corrupt_file import JSON_ERRORS, RESTORE, corrupt_file
 
 logger = library_logger(__name__)
 
@@ -46,11 +50,23 @@ Its argument is the true watermark in milliseconds if the epoch drains the query
 
 
 class _Draining(msgspec.Struct, frozen=True):
-    """The marker: the epoch that drains, its watermark, and the true watermark."""
+    """The marker: the epoch that drains, its watermark, and the true watermark.
+
+    `triggered_at_ms` is the processing time of the epoch, which is the same if it is run again;
+    0 in a marker of version 0.1.0, which chose one for each run.
+    """
 
     epoch: int
     drained_at_ms: int
     watermark_ms: int
+    triggered_at_ms: int = 0
+
+
+class _DrainedCommit(msgspec.Struct, frozen=True):
+    """The commit of an epoch that has drained the query, with the true watermark, for Spark."""
+
+    epoch: int
+    commit: str
 
 
 class LastEpochs:
@@ -96,11 +112,38 @@ class LastEpochs:
         CorruptFileError
             If the marker was changed.
         """
-        if self._storage.exists(DRAIN_MARKER):
+        draining = self._interrupted()
+        if draining is not None:
             logger.warning("%s: finishing an interrupted drain", self._storage.url)
-            holds = "the epoch that drained the query"
-            marker = read_small_file(self._storage, DRAIN_MARKER, _Draining, holds, RESTORE)
-            self._finish(marker)
+            self._finish(draining)
+
+    def finish_last_step(self) -> bool:
+        """Finish a drain that was interrupted after its epoch; runs no epoch.
+
+        Until then a file of Spark's logs may be away, so a start does it before it reads them.
+
+        Returns
+        -------
+        bool
+            Whether there was one.
+
+        Raises
+        ------
+        CorruptFileError
+            If the marker was changed.
+        """
+        draining = self._interrupted()
+        if draining is None or not self._has_run(draining):
+            return False
+        logger.warning("%s: finishing the last step of a drain", self._storage.url)
+        self._put_true_watermark(draining)
+        return True
+
+    def _interrupted(self) -> _Draining | None:
+        if not self._storage.exists(DRAIN_MARKER):
+            return None
+        holds = "the epoch that drained the query"
+        return read_small_file(self._storage, DRAIN_MARKER, _Draining, holds, RESTORE)
 
     def finish_begun(self) -> None:
         """Finish an interrupted epoch, because its output may have reached the sink already.
@@ -161,25 +204,55 @@ class LastEpochs:
         )
 
     def _begin(self, epoch: int, drained_at_ms: int) -> None:
-        draining = _Draining(epoch + 1, drained_at_ms, self._log.watermark_ms(epoch))
+        watermark_ms = self._log.watermark_ms(epoch)
+        draining = _Draining(epoch + 1, drained_at_ms, watermark_ms, now_ms())
         self._storage.write(DRAIN_MARKER, [msgspec.json.encode(draining)])
         self._finish(draining)
 
     def _finish(self, draining: _Draining) -> None:
-        epoch = draining.epoch
-        if self._committed() < epoch:
+        if not self._has_run(draining):
             self._put_offsets(draining, draining.drained_at_ms)
             self._run_epoch(draining.watermark_ms)
-            if self._committed() < epoch:
+            if not self._has_run(draining):
                 raise CheckpointAbortedError(
-                    f"{self._storage.url}: epoch {epoch}, which drains the query, was not "
+                    f"{self._storage.url}: epoch {draining.epoch}, which drains the query, was not "
                     "committed; start the query again to finish it"
                 )
+        self._put_true_watermark(draining)
+
+    def _has_run(self, draining: _Draining) -> bool:
+        """Return whether the epoch that drains was committed, also if its commit is away now."""
+        return self._committed() >= draining.epoch or self._kept_commit(draining) is not None
+
+    def _put_true_watermark(self, draining: _Draining) -> None:
+        """End the drain of an epoch that has run; whoever repeats it writes the same again."""
+        commit = self._kept_commit(draining) or self._keep_commit(draining)
         self._put_offsets(draining, draining.watermark_ms)
-        version, fields = self._log.commits_entry(epoch).split("\n", 1)
-        commit = {**json.loads(fields), "nextBatchWatermarkMs": draining.watermark_ms}
-        self._log.replace(f"commits/{epoch}", f"{version}\n{json.dumps(commit)}")
+        self._log.replace(f"commits/{draining.epoch}", commit)
+        self._storage.delete([DRAINED_COMMIT])
         self._storage.delete([DRAIN_MARKER])
+
+    def _kept_commit(self, draining: _Draining) -> str | None:
+        if not self._storage.exists(DRAINED_COMMIT):
+            return None
+        content = self._storage.read(DRAINED_COMMIT)  # as large as Spark's own
+        try:
+            kept = msgspec.json.decode(content, type=_DrainedCommit)
+        except JSON_ERRORS as exc:
+            url = self._storage.url_of(DRAINED_COMMIT)
+            raise corrupt_file(url, f"it holds no commit of Spark ({exc})", RESTORE) from exc
+        # Version 0.1.0 finishes a drain, too, and leaves the file.
+        return kept.commit if kept.epoch == draining.epoch else None
+
+    def _keep_commit(self, draining: _Draining) -> str:
+        """Keep the commit with the true watermark, before Spark's own is replaced."""
+        version, fields = self._log.commits_entry(draining.epoch).split("\n", 1)
+        times = {"nextBatchWatermarkMs": draining.watermark_ms}
+        commit = f"{version}\n{json.dumps({**json.loads(fields), **times})}"
+        self._storage.delete([DRAINED_COMMIT])
+        kept = _DrainedCommit(draining.epoch, commit)
+        self._storage.write(DRAINED_COMMIT, [msgspec.json.encode(kept)])
+        return commit
 
     def _committed(self) -> int:
         epoch = self._log.committed_epoch()
@@ -188,6 +261,7 @@ class LastEpochs:
     def _put_offsets(self, draining: _Draining, watermark_ms: int) -> None:
         """Write the epoch's offsets: the offsets of the epoch before it, at another watermark."""
         before = self._log.offsets_entry(draining.epoch - 1)
-        times = {"batchWatermarkMs": watermark_ms, "batchTimestampMs": now_ms()}
+        triggered_at_ms = draining.triggered_at_ms or now_ms()
+        times = {"batchWatermarkMs": watermark_ms, "batchTimestampMs": triggered_at_ms}
         offsets = replace(before, metadata={**before.metadata, **times})
         self._log.replace(f"offsets/{draining.epoch}", offsets.text())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,9 @@ import pyspark_ckpt as ckpt
 from pyspark_ckpt.query import start
 from pyspark_ckpt.query.checkpoint_taker import CheckpointTaker
 from pyspark_ckpt.query.start import QueryStart
+from pyspark_ckpt.query.stopping.drain import LastEpochs
+from pyspark_ckpt.storage.file_reference import FileReference
+from pyspark_ckpt.storage.open import LocalStorage
 from tests.query.harness import (
     BACKEND,
     INTERVAL,
@@ -138,6 +141,39 @@ def test_a_drain_that_is_cut_is_finished_by_the_next_start(
     fired = [(k, "timer", 10) for k in KEYS]
     assert job.result() == in_order([(k, "row", v) for k in KEYS for v in (10, 20)] + fired)
     assert not (job.location_path / "_draining").exists()
+
+
+@pytest.mark.parametrize("lost", ["offsets", "commits"])
+def test_a_drain_that_is_cut_while_a_file_of_spark_is_away(
+    job: Job, monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    """The driver dies while it gives Spark's logs the true watermark: a file is written anew."""
+    job = timed(job)
+    job.feed.add([(k, 10, at(0)) for k in KEYS])
+    query = job.start()
+    query.processAllAvailable()
+    real_write = LocalStorage.write
+
+    def write(self: LocalStorage, relative: str, chunks: Iterable[bytes]) -> FileReference:
+        directory, _, epoch = relative.rpartition("/")
+        has_run = lost == "commits" or (job.location_path / "commits" / epoch).exists()
+        if directory == lost and has_run:
+            raise InterruptedError
+        return real_write(self, relative, chunks)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LocalStorage, "write", write)
+        with pytest.raises(InterruptedError):
+            query.stopWithSavepoint(drain=True)
+    assert len(list(job.location_path.glob("commits/[0-9]*"))) != len(
+        list(job.location_path.glob("offsets/[0-9]*"))
+    )
+    monkeypatch.setattr(LastEpochs, "_run_epoch", cut)  # the epoch is not run again
+    job.feed.add([(k, 20, at(5)) for k in KEYS])
+    job.run()
+    fired = [(k, "timer", 10) for k in KEYS]
+    assert job.result() == in_order([(k, "row", v) for k in KEYS for v in (10, 20)] + fired)
+    assert not list(job.location_path.glob("_drain*"))
 
 
 @pytest.mark.further

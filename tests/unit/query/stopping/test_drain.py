@@ -10,14 +10,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from pyspark_ckpt.errors import CheckpointAbortedError
+from pyspark_ckpt.errors import CheckpointAbortedError, CorruptFileError
 from pyspark_ckpt.formats.handle import Handle
-from pyspark_ckpt.formats.layout import DRAIN_MARKER
+from pyspark_ckpt.formats.layout import DRAIN_MARKER, DRAINED_COMMIT
 from pyspark_ckpt.formats.modes import TimeMode
+from pyspark_ckpt.query.stopping import drain
 from pyspark_ckpt.query.stopping.drain import MAX_EPOCHS, LastEpochs
 from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.storage.file_reference import FileReference
-from pyspark_ckpt.storage.open import LocalStorage, Storage
+from pyspark_ckpt.storage.open import LocalStorage
 
 WATERMARK_MS = 5_000
 
@@ -49,7 +50,7 @@ class Failing(LocalStorage):
 class Query:
     """A stopped query: its logs, and timers by their times. It runs an epoch as Spark would."""
 
-    def __init__(self, storage: Storage, handle: Handle, timers: list[int]) -> None:
+    def __init__(self, storage: Failing, handle: Handle, timers: list[int]) -> None:
         self.storage = storage
         self.log = SparkLog(storage)
         self.handle = msgspec.structs.replace(handle, time_mode=TimeMode.EVENT_TIME)
@@ -96,10 +97,11 @@ class Query:
         assert self.log.watermark_ms(epoch) == WATERMARK_MS
         assert "stateUniqueIds" in self.log.commits_entry(epoch)
         assert not self.storage.exists(DRAIN_MARKER)
+        assert not self.storage.exists(DRAINED_COMMIT)
 
 
 @pytest.fixture
-def query(storage: Storage, handle: Handle) -> Query:
+def query(storage: LocalStorage, handle: Handle) -> Query:
     return Query(Failing(storage.root), handle, [9_000, 7_000])
 
 
@@ -139,11 +141,78 @@ def test_a_timer_beyond_sparks_reach_is_an_error(query: Query, operators: int, t
     assert query.epochs == []
 
 
-@pytest.mark.parametrize("step", range(8))
+STEPS = 11
+"""So many times a drain of one epoch changes files: writes, or deletes what is there."""
+
+
+def test_a_drain_has_so_many_steps(query: Query) -> None:
+    query.storage.steps_left = STEPS
+    query.last_epochs().drain(query.handles, 1)
+    assert query.storage.steps_left == 0
+
+
+@pytest.mark.parametrize("step", range(STEPS))
+def test_a_start_finds_spark_s_files_wherever_the_drain_was_interrupted(
+    query: Query, step: int
+) -> None:
+    """It reads the last committed epoch before it may run one, and runs none twice."""
+    query.storage.steps_left = step
+    with pytest.raises(PowerCutError):
+        query.last_epochs().drain(query.handles, 1)
+    ran = len(query.epochs)
+    query.storage.steps_left = None
+    assert query.last_epochs().finish_last_step() == (ran == 1)
+    committed = query.log.committed_epoch()
+    assert committed is not None
+    assert query.log.is_committed(committed)
+    query.last_epochs().finish_interrupted()
+    query.last_epochs().drain(query.handles, 1)
+    assert query.fired == [7_000, 9_000]
+    assert len(query.epochs) == 1
+    query.check_settled(5)
+
+
+def test_an_epoch_that_runs_again_has_the_same_processing_time(
+    query: Query, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first run may have written output and state by it."""
+    times: list[int] = []
+
+    def die(_: int | None) -> None:
+        times.append(query.log.offsets_entry(5).metadata["batchTimestampMs"])
+        raise PowerCutError
+
+    with pytest.raises(PowerCutError):
+        LastEpochs(query.log, die).drain(query.handles, 1)
+    monkeypatch.setattr(drain, "now_ms", lambda: times[0] + 1)
+    with pytest.raises(PowerCutError):
+        LastEpochs(query.log, die).finish_interrupted()
+    assert times == [times[0]] * 2
+
+
+def test_the_commit_that_an_older_version_left_is_not_of_this_drain(query: Query) -> None:
+    """Version 0.1.0 finishes a drain of this one, and knows nothing of the file."""
+    query.last_epochs().drain(query.handles, 1)
+    left = {"epoch": 5, "commit": "v2\n{}"}
+    query.storage.write(DRAINED_COMMIT, [json.dumps(left).encode()])
+    query.timers = [30_000]
+    query.last_epochs().drain(query.handles, 1)
+    query.check_settled(6)
+
+
+def test_a_kept_commit_that_was_changed(query: Query) -> None:
+    query.storage.steps_left = 5
+    with pytest.raises(PowerCutError):
+        query.last_epochs().drain(query.handles, 1)
+    (query.storage.root / DRAINED_COMMIT).write_text("{")
+    with pytest.raises(CorruptFileError, match=r"_drained: it holds no commit of Spark"):
+        query.last_epochs().finish_last_step()
+
+
+@pytest.mark.parametrize("step", range(STEPS))
 def test_the_next_start_finishes_an_interrupted_drain(query: Query, step: int) -> None:
     """The drain is interrupted before each change of a file, and again while it is finished."""
     storage = query.storage
-    assert isinstance(storage, Failing)
     storage.steps_left = step
     with pytest.raises(PowerCutError):
         query.last_epochs().drain(query.handles, 1)
@@ -158,11 +227,10 @@ def test_the_next_start_finishes_an_interrupted_drain(query: Query, step: int) -
     query.check_settled(5)
 
 
-@pytest.mark.parametrize("step", range(8))
+@pytest.mark.parametrize("step", range(STEPS))
 def test_another_stop_finishes_an_interrupted_drain(query: Query, step: int) -> None:
     """Its epoch is no epoch of the query: it has another watermark, by which no state may age."""
     storage = query.storage
-    assert isinstance(storage, Failing)
     storage.steps_left = step
     with pytest.raises(PowerCutError):
         query.last_epochs().drain(query.handles, 1)
