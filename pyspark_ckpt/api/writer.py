@@ -17,8 +17,9 @@ from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.operator.plan.parallelism import building_with
 from pyspark_ckpt.query.query import CheckpointedQuery
 from pyspark_ckpt.query.restartable import Program
-from pyspark_ckpt.query.start import QueryStart, StartOfSpark, restore_request, turn_of
+from pyspark_ckpt.query.start import QueryStart, StartOfSpark, restore_request
 from pyspark_ckpt.restarting.rules import RescaleRules
+from pyspark_ckpt.restarting.turn import turn_of
 from pyspark_ckpt.restore.location.exchange import finish_restart
 from pyspark_ckpt.restore.location.start_location import StartLocation
 from pyspark_ckpt.restore.plan import RestoreMigrations, RestorePlan, plan_of_request

@@ -122,14 +122,21 @@ class OperatorDescriptor(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+class Drain(msgspec.Struct, frozen=True):
+    """The epoch that drains a query, and the true watermark, which state has in it."""
+
+    epoch: int
+    watermark_ms: int
+
+
 class Runtime(msgspec.Struct, frozen=True, kw_only=True):
     """What ``start()`` binds for the tasks of a query; travels as one local property.
 
     `run` is a name that no other start of the query has. `announces_epochs` is true if the sink is
     ``foreachBatch``, whose actions may run in any thread: each carries an :class:`AnnouncedEpoch`.
-    `rolled_back` are the epochs that rollbacks of the location removed. `drained_from_ms` is the
-    true watermark in an epoch that drains the query. `initial_handles` has what epoch 0 starts from
-    where an operator has an initial state. `measures_backend` is true if metrics are reported.
+    `rolled_back` are the epochs that rollbacks of the location removed. `drain` is set in a run of
+    one epoch only, which drains the query. `initial_handles` has what epoch 0 starts from where an
+    operator has an initial state. `measures_backend` is true if metrics are reported.
     """
 
     query_id: str
@@ -144,7 +151,7 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True):
     memory_limit_bytes: int
     materialization: Materialization
     hand_over: HandOver = HandOver.ARROW
-    drained_from_ms: int | None = None
+    drain: Drain | None = None
     initial_handles: FileReference | None = None
     measures_backend: bool = False
     quarantine: QuarantineLimits = QuarantineLimits()

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import secrets
-import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager, closing
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, replace
-from weakref import WeakValueDictionary
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
@@ -25,6 +23,7 @@ from pyspark_ckpt.metrics.reporters import check_reporters
 from pyspark_ckpt.operator.capture.orders import CaptureFiles
 from pyspark_ckpt.operator.descriptor import (
     Captures,
+    Drain,
     OnError,
     QuarantineLimits,
     Runtime,
@@ -39,6 +38,7 @@ from pyspark_ckpt.query.failure import library_errors
 from pyspark_ckpt.query.query import CheckpointedQuery
 from pyspark_ckpt.query.restartable import Restarter
 from pyspark_ckpt.query.stopping.drain import LastEpochs
+from pyspark_ckpt.restarting.turn import turn_of
 from pyspark_ckpt.restore.claim import ClaimedSource
 from pyspark_ckpt.restore.location.start_location import StartLocation
 from pyspark_ckpt.restore.plan import RestoreMigrations, RestorePlan, RestoreRequest, plan_of
@@ -61,11 +61,8 @@ from pyspark_ckpt.spark.temporary_location import FORCED, delete_when_ended
 from pyspark_ckpt.storage.file_reference import FileReference
 from pyspark_ckpt.storage.open import Storage, open_storage
 from pyspark_ckpt.storage.retrying import RetryingStorage
+from pyspark_ckpt.stores.base import CompletedCheckpointStore
 from pyspark_ckpt.stores.open import open_store
-
-_starts: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
-_starts_guard = threading.Lock()
-"""Guards `_starts`, a lock per location: two starts at one location take turns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,15 +224,18 @@ class QueryStart:
         location.check_not_half_rolled_back()
         location.check_owner()
         location.check_not_emptied()
-        if self._last_epochs.finish_last_step():
-            location.note_content()
+        is_drained = self._last_epochs.are_interrupted
+        if is_drained:
+            self._finish_last_step()
         location.check_parallelism(self._spark, self._settings.parallelism)
         report_parallelism(self._spark, location.operators.descriptors[0].parallelism)
         location.check_states(self._spark)
         location.claim_directory()
         location.check_not_exchanged()
         location.clear_interrupted_offsets()
-        self._last_epochs.finish_interrupted()
+        if is_drained:
+            with self._newest_driver(location.make_query_id()) as driver:
+                self._last_epochs.finish_interrupted(driver.check)
         location.note_content()
         self._fill_location()
         self._release_parked_keys()
@@ -261,10 +261,27 @@ class QueryStart:
         has_begun = SparkLog(self._location.storage).begun_epoch() is not None
         others_may = has_begun and self._continued is None
         if others_may and not is_active(self._spark, query_id):
-            checkpoints = RetryingStorage(self._location.checkpoints(query_id))
-            with closing(open_store(checkpoints, self._settings, query_id)) as store:
-                store.claim()
+            with self._newest_driver(query_id):
+                pass  # the query's coordinator is the next one
         self._location.check_not_exchanged(query_id)
+
+    @contextmanager
+    def _newest_driver(self, query_id: str) -> Iterator[CompletedCheckpointStore]:
+        """Fence the drivers before this one; what it yields checks that none came after it."""
+        checkpoints = RetryingStorage(self._location.checkpoints(query_id))
+        with closing(open_store(checkpoints, self._settings, query_id)) as store:
+            store.claim()
+            yield store
+
+    def _finish_last_step(self) -> None:
+        """Let Spark's logs be whole before they are read, if a drain replaces files of them.
+
+        The driver that drains may still run, and leaves it to this one.
+        """
+        self._location.claim_directory()
+        with self._newest_driver(self._location.make_query_id()):
+            self._last_epochs.finish_last_step()
+        self._location.note_content()
 
     def _check_storages(self) -> None:
         """Refuse directories in which two drivers could write one file, or Spark reads no state."""
@@ -297,9 +314,9 @@ class QueryStart:
             if operator.on_error is OnError.QUARANTINE and files.is_armed:
                 files.request(Release(uid=operator.uid))
 
-    def _run_one_epoch(self, drained_from_ms: int | None) -> None:
+    def _run_one_epoch(self, drain: Drain | None) -> None:
         """Run only the epoch that is due at the location, into the same sink."""
-        runtime = self._runtime(self._location.make_query_id(), drained_from_ms)
+        runtime = self._runtime(self._location.make_query_id(), drain)
         query = self._start_spark(self._spark_query.start_once, runtime, ends_by_itself=True)
         try:
             with library_errors():
@@ -308,7 +325,7 @@ class QueryStart:
             in_another_thread(query.stop, not_stopped(self._location.storage.url))
             raise
 
-    def _runtime(self, query_id: str, drained_from_ms: int | None = None) -> Runtime:
+    def _runtime(self, query_id: str, drain: Drain | None = None) -> Runtime:
         """Return what the tasks of one run of Spark's query need to know."""
         settings = self._settings
         return Runtime(
@@ -324,7 +341,7 @@ class QueryStart:
             memory_limit_bytes=settings.memory_limit_bytes,
             materialization=settings.materialization,
             hand_over=settings.hand_over,
-            drained_from_ms=drained_from_ms,
+            drain=drain,
             initial_handles=self._initial_handles,
             measures_backend=bool(settings.metrics_reporters),
             quarantine=QuarantineLimits(
@@ -444,12 +461,6 @@ class QueryStart:
 def _retrying(location: Storage) -> Storage:
     """Return a location whose reads survive that an object store asks for fewer requests."""
     return RetryingStorage(location) if location.is_remote else location
-
-
-def turn_of(location: str) -> threading.Lock:
-    """Return the lock under which this process starts a query at a location."""
-    with _starts_guard:
-        return _starts.setdefault(location, threading.Lock())
 
 
 def restore_request(

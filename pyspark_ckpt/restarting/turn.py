@@ -1,4 +1,7 @@
-"""The turn of those who act on one query: a restart in place, a stop, and who waits for them."""
+"""The turn of those who act on one query: a restart in place, a stop, and who waits for them.
+
+Those who start a query at a location, or run its last epochs, take turns by the location.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,27 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from weakref import WeakValueDictionary
 
 from pyspark_ckpt.abort_reason import AbortReason
 from pyspark_ckpt.errors import CheckpointAbortedError, ConfigurationError
 
 in_batch_of: ContextVar[str | None] = ContextVar("in_batch_of", default=None)
 """The id of the query whose ``foreachBatch`` function this thread runs."""
+
+
+_locations: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
+_locations_guard = threading.Lock()
+"""Guards `_locations`, a lock for each."""
+
+
+def turn_of(location: str) -> threading.Lock:
+    """Return the lock under which this process runs something at a location.
+
+    A start holds it until the query runs, and a stop while it runs the last epochs.
+    """
+    with _locations_guard:
+        return _locations.setdefault(location, threading.Lock())
 
 
 class Turn:

@@ -185,11 +185,15 @@ def _sealed_capture(data: bytes) -> bytes:
 class _DrainNote(LastEpochs):
     """Reads the note of a drain, and runs nothing."""
 
-    def _finish(self, draining: object) -> None:
+    def _finish(self, draining: object, check_not_fenced: object) -> None:
         pass
 
     def _put_true_watermark(self, draining: object) -> None:
         pass
+
+
+def _draining_note(location: Storage) -> object:
+    return _DrainNote(SparkLog(location), None).finish_interrupted(lambda: None)
 
 
 def _kept_commit(location: Storage) -> object:
@@ -279,7 +283,7 @@ def _small_parsers() -> dict[str, Parser]:
             _at("releases/epoch-0-3.json", lambda each: ReleaseFiles(each).decided(3)), [decision]
         ),
         "draining note": Parser(
-            _at(DRAIN_MARKER, lambda each: _DrainNote(SparkLog(each), None).finish_interrupted()),
+            _at(DRAIN_MARKER, _draining_note),
             [b'{"epoch":3,"drained_at_ms":4,"watermark_ms":5}'],
         ),
         "commit of a drained epoch": Parser(

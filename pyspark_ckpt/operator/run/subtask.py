@@ -324,8 +324,8 @@ class SubtaskFunction:
         has_watermark = self._function.columns.event_time_index is not None
         watermark_ms = state.getCurrentWatermarkMs() if has_watermark else None
         drained_at_ms = None
-        if watermark_ms is not None and runtime.drained_from_ms is not None:
-            watermark_ms, drained_at_ms = runtime.drained_from_ms, watermark_ms
+        if watermark_ms is not None and runtime.drain is not None:  # and this is its epoch
+            watermark_ms, drained_at_ms = runtime.drain.watermark_ms, watermark_ms
         return EpochClock(
             self._descriptor.time_mode,
             processing_time_ms=state.getCurrentProcessingTimeMs(),

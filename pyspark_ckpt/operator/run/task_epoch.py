@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pyspark_ckpt.errors import UnknownEpochError
+from pyspark_ckpt.errors import FencedError, UnknownEpochError
 from pyspark_ckpt.operator.descriptor import Runtime, decode_announced
 from pyspark_ckpt.settings import EPOCH_KEY
 
@@ -45,8 +45,27 @@ def epoch_of_task(
     ------
     UnknownEpochError
         If the epoch is not set, or is not the epoch of this plan.
+    FencedError
+        If the run is to drain the query, and this is not the epoch that does: another driver has
+        committed that one, and Spark began the next, with new input.
     """
     where = f"query {runtime.query_id}, {where}"
+    number = _epoch(local_property, runtime, timestamp_ms, where)
+    if runtime.drain is not None and number != runtime.drain.epoch:
+        raise FencedError(
+            f"{where}: this run is for epoch {runtime.drain.epoch} only, which drains the query, "
+            f"and not for epoch {number}: another driver has finished the drain meanwhile. Run a "
+            "query once at a time: let that driver run it, or start it again"
+        )
+    return number
+
+
+def _epoch(
+    local_property: Callable[[str], str | None],
+    runtime: Runtime,
+    timestamp_ms: int | None,
+    where: str,
+) -> int:
     if runtime.announces_epochs:
         return _announced_epoch(local_property(EPOCH_KEY), timestamp_ms, where)
     query_id, number = local_property(_QUERY_ID), local_property(_BATCH_ID)

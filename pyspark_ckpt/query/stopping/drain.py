@@ -12,6 +12,11 @@ epoch first, so that the high watermark does not stay.
 Once the epoch has run, another file keeps what Spark wrote when it committed it. Spark's files are
 written anew, and each is away for a moment. If the driver dies then, the next start writes them
 again, before it looks at the location, and the epoch does not run again.
+
+The driver that drains may still run when another one starts. The newer one fences it, and finishes
+the drain. Spark lets one of the two commit the epoch. It would begin another epoch for the second,
+with new input, if the first has committed just before. The tasks refuse that, because they know
+the epoch that drains, and the true watermark is written into its offsets, too.
 """
 
 from __future__ import annotations
@@ -29,8 +34,9 @@ from pyspark_ckpt.formats.layout import DRAIN_MARKER, DRAINED_COMMIT
 from pyspark_ckpt.formats.modes import TimeMode
 from pyspark_ckpt.formats.small_file import read_small_file
 from pyspark_ckpt.log_fields import library_logger
+from pyspark_ckpt.operator.descriptor import Drain
 from pyspark_ckpt.operator.time import NEVER_LATE
-from pyspark_ckpt.spark.log import SparkLog
+from pyspark_ckpt.spark.log import OffsetsEntry, SparkLog
 from pyspark_ckpt.storage.corrupt_file import JSON_ERRORS, RESTORE, corrupt_file
 
 logger = library_logger(__name__)
@@ -42,11 +48,14 @@ _LAST_ALONE_MS = ((1 << 63) - 1) // 1000
 _LAST_OF_SEVERAL_MS = NEVER_LATE // 1000 - 1
 """Rows that one operator sends to the next have at most this event time, and must not be late."""
 
-RunEpoch = Callable[[int | None], None]
+RunEpoch = Callable[[Drain | None], None]
 """Runs the query for the one epoch that is due, and returns when the epoch has ended.
 
-Its argument is the true watermark in milliseconds if the epoch drains the query, else ``None``.
+Its argument is for the tasks if the epoch drains the query, else ``None``.
 """
+
+CheckNotFenced = Callable[[], None]
+"""Raises a ``FencedError`` if another driver has been started, which finishes the drain."""
 
 
 class _Draining(msgspec.Struct, frozen=True):
@@ -99,23 +108,37 @@ class LastEpochs:
                 "its last epochs: start it again from its checkpointLocation, and stop that query"
             )
 
-    def _run_epoch(self, drained_from_ms: int | None) -> None:
+    def _run_epoch(self, drain: Drain | None) -> None:
         self.check_possible()
         assert self._given is not None  # it was checked
-        self._given(drained_from_ms)
+        self._given(drain)
 
-    def finish_interrupted(self) -> None:
+    @property
+    def are_interrupted(self) -> bool:
+        """Whether a drain was begun and has not ended; another driver may be at it."""
+        return self._storage.exists(DRAIN_MARKER)
+
+    def finish_interrupted(self, check_not_fenced: CheckNotFenced) -> None:
         """Finish a drain that was interrupted; on the driver, before anything else is done.
+
+        Parameters
+        ----------
+        check_not_fenced
+            Is called before each step.
 
         Raises
         ------
         CorruptFileError
             If the marker was changed.
+        FencedError
+            If another driver was started, which finishes it.
+        CheckpointAbortedError
+            If it cannot be finished, or a driver began another epoch at its watermark.
         """
         draining = self._interrupted()
         if draining is not None:
             logger.warning("%s: finishing an interrupted drain", self._storage.url)
-            self._finish(draining)
+            self._finish(draining, check_not_fenced)
 
     def finish_last_step(self) -> bool:
         """Finish a drain that was interrupted after its epoch; runs no epoch.
@@ -145,12 +168,13 @@ class LastEpochs:
         holds = "the epoch that drained the query"
         return read_small_file(self._storage, DRAIN_MARKER, _Draining, holds, RESTORE)
 
-    def finish_begun(self) -> None:
+    def finish_begun(self, check_not_fenced: CheckNotFenced) -> None:
         """Finish an interrupted epoch, because its output may have reached the sink already.
 
         An interrupted drain is finished as such: its epoch has another watermark than the query.
+        Parameter and errors are those of :meth:`finish_interrupted`.
         """
-        self.finish_interrupted()
+        self.finish_interrupted(check_not_fenced)
         begun = self._log.begun_epoch()
         if begun is not None and begun > self._committed():
             logger.info("%s: finishing the interrupted epoch %s", self._storage.url, begun)
@@ -161,7 +185,12 @@ class LastEpochs:
                     "finished; start the query again"
                 )
 
-    def drain(self, handles_of: Callable[[int], Sequence[Handle]], operators: int) -> None:
+    def drain(
+        self,
+        handles_of: Callable[[int], Sequence[Handle]],
+        operators: int,
+        check_not_fenced: CheckNotFenced,
+    ) -> None:
         """Fire every event-time timer; on return the output has reached the sink.
 
         Parameters
@@ -170,9 +199,13 @@ class LastEpochs:
             Reads the handles of a committed epoch.
         operators
             How many operators the query has.
+        check_not_fenced
+            Is called before each step.
 
         Raises
         ------
+        FencedError
+            If another driver was started, which finishes the drain.
         CheckpointAbortedError
             If timers set new timers again and again, a timer is later than Spark's last watermark,
             or epochs cannot be run here.
@@ -197,28 +230,46 @@ class LastEpochs:
                     f"{self._storage.url}: a timer at {min(timeouts)} ms is later than Spark's "
                     "last watermark, so it cannot fire: stop the query without drain"
                 )
-            self._begin(epoch, min(max(timeouts) + 1, last_ms))
+            check_not_fenced()
+            self._begin(epoch, min(max(timeouts) + 1, last_ms), check_not_fenced)
         raise CheckpointAbortedError(
             f"{self._storage.url}: after {MAX_EPOCHS} epochs timers still set new timers: the "
             "query cannot be drained; stop it without drain"
         )
 
-    def _begin(self, epoch: int, drained_at_ms: int) -> None:
+    def _begin(self, epoch: int, drained_at_ms: int, check_not_fenced: CheckNotFenced) -> None:
         watermark_ms = self._log.watermark_ms(epoch)
         draining = _Draining(epoch + 1, drained_at_ms, watermark_ms, now_ms())
         self._storage.write(DRAIN_MARKER, [msgspec.json.encode(draining)])
-        self._finish(draining)
+        self._finish(draining, check_not_fenced)
 
-    def _finish(self, draining: _Draining) -> None:
+    def _finish(self, draining: _Draining, check_not_fenced: CheckNotFenced) -> None:
+        check_not_fenced()
         if not self._has_run(draining):
             self._put_offsets(draining, draining.drained_at_ms)
-            self._run_epoch(draining.watermark_ms)
-            if not self._has_run(draining):
-                raise CheckpointAbortedError(
-                    f"{self._storage.url}: epoch {draining.epoch}, which drains the query, was not "
-                    "committed; start the query again to finish it"
-                )
+            self._run(draining)
+            check_not_fenced()
         self._put_true_watermark(draining)
+
+    def _run(self, draining: _Draining) -> None:
+        """Run the epoch that drains, unless the driver before this one commits it meanwhile."""
+        epoch = draining.epoch
+        try:
+            self._run_epoch(Drain(epoch, draining.watermark_ms))
+        except Exception as exc:
+            if not self._has_run(draining):
+                raise
+            logger.warning(
+                "%s: epoch %s, which drains the query, was committed by another driver: %s",
+                self._storage.url,
+                epoch,
+                exc,
+            )
+        if not self._has_run(draining):
+            raise CheckpointAbortedError(
+                f"{self._storage.url}: epoch {epoch}, which drains the query, was not committed; "
+                "start the query again to finish it"
+            )
 
     def _has_run(self, draining: _Draining) -> bool:
         """Return whether the epoch that drains was committed, also if its commit is away now."""
@@ -227,10 +278,27 @@ class LastEpochs:
     def _put_true_watermark(self, draining: _Draining) -> None:
         """End the drain of an epoch that has run; whoever repeats it writes the same again."""
         commit = self._kept_commit(draining) or self._keep_commit(draining)
+        self._mend_next_epoch(draining)
         self._put_offsets(draining, draining.watermark_ms)
         self._log.replace(f"commits/{draining.epoch}", commit)
         self._storage.delete([DRAINED_COMMIT])
         self._storage.delete([DRAIN_MARKER])
+
+    def _mend_next_epoch(self, draining: _Draining) -> None:
+        """Give the next epoch the true watermark, if Spark began it at that of the drain."""
+        begun, watermark_ms = self._log.begun_epoch(), draining.watermark_ms
+        if begun != draining.epoch + 1:
+            return
+        entry = self._log.offsets_entry(begun)
+        if entry.metadata["batchWatermarkMs"] != draining.drained_at_ms:
+            return
+        if self._committed() >= begun:  # its tasks were not called, because no row was in time
+            raise CheckpointAbortedError(
+                f"{self._storage.url}: epoch {begun} ran at the watermark of a drain, because "
+                f"two drivers ran the query at once. Rows of it were taken for late: call "
+                f"pyspark_ckpt.rollback with a checkpoint of an epoch before {begun}"
+            )
+        self._put(begun, entry, {"batchWatermarkMs": watermark_ms})
 
     def _kept_commit(self, draining: _Draining) -> str | None:
         if not self._storage.exists(DRAINED_COMMIT):
@@ -263,5 +331,8 @@ class LastEpochs:
         before = self._log.offsets_entry(draining.epoch - 1)
         triggered_at_ms = draining.triggered_at_ms or now_ms()
         times = {"batchWatermarkMs": watermark_ms, "batchTimestampMs": triggered_at_ms}
-        offsets = replace(before, metadata={**before.metadata, **times})
-        self._log.replace(f"offsets/{draining.epoch}", offsets.text())
+        self._put(draining.epoch, before, times)
+
+    def _put(self, epoch: int, entry: OffsetsEntry, times: dict[str, int]) -> None:
+        offsets = replace(entry, metadata={**entry.metadata, **times})
+        self._log.replace(f"offsets/{epoch}", offsets.text())

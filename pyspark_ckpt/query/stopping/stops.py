@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 
@@ -31,6 +32,7 @@ from pyspark_ckpt.query.stopping.failure import (
     stop_failed,
 )
 from pyspark_ckpt.restarting.stopping import RestartStop
+from pyspark_ckpt.restarting.turn import turn_of
 from pyspark_ckpt.savepoint.taker import SavepointTaker, nothing_committed
 from pyspark_ckpt.spark.query import stop_between_epochs
 from pyspark_ckpt.spark.session import is_running
@@ -144,11 +146,13 @@ class RunStops:
                 stops = True
             stop_between_epochs(run.spark, run.query, run.timeout_ms)
             run.join()
-            run.runner.check_not_fenced()  # this run may begin no epoch if another driver runs
-            run.last_epochs.finish_begun()
-            if drain:
-                handles_of = partial(all_handles, run.spark, run.files)
-                run.last_epochs.drain(handles_of, len(run.files.operators.ours))
+            check = run.runner.check_not_fenced  # this run begins no epoch if another driver runs
+            with self._turn():
+                check()
+                run.last_epochs.finish_begun(check)
+                if drain:
+                    handles_of = partial(all_handles, run.spark, run.files)
+                    run.last_epochs.drain(handles_of, len(run.files.operators.ours), check)
 
         with (
             log_fields(query=run.query_id),
@@ -163,6 +167,10 @@ class RunStops:
                 if isinstance(exc, Exception) and not is_running(run.spark):
                     raise session_stopped(run.query_id) from exc
                 raise
+
+    def _turn(self) -> AbstractContextManager[object]:
+        """Let no start of this process fence the run, or meet an epoch of it, meanwhile."""
+        return turn_of(self._run.files.spark_log.storage.url)
 
     def _note_failed_stop(self, error: BaseException, *, stops: bool) -> None:
         """Note that a query ended without its savepoint, which would else look like a success."""
@@ -209,8 +217,9 @@ class RunStops:
             error = run.watched.failure or library_error(run.query.exception())
             if error is not None:
                 raise error
-            run.runner.check_not_fenced()
-            run.last_epochs.finish_begun()
+            with self._turn():
+                run.runner.check_not_fenced()
+                run.last_epochs.finish_begun(run.runner.check_not_fenced)
             epoch = run.files.spark_log.committed_epoch()
             if epoch is None:
                 raise nothing_committed(run.query_id)

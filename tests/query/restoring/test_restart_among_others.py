@@ -19,6 +19,7 @@ from pyspark_ckpt.checkpoint.cleaning import CleaningHold
 from pyspark_ckpt.cli.main import main
 from pyspark_ckpt.formats.modes import SavepointFormat
 from pyspark_ckpt.history.records import Savepoint
+from pyspark_ckpt.operator.descriptor import Drain
 from pyspark_ckpt.query import observed as observed_module
 from pyspark_ckpt.query import start as start_module
 from pyspark_ckpt.query.checkpoint_taker import CheckpointTaker
@@ -122,7 +123,7 @@ def test_two_stops_at_once_run_no_epoch_behind_the_savepoint(
     ran: list[int] = []
     real_run = LastEpochs._run_epoch
 
-    def run_epoch(self: LastEpochs, drained: int | None) -> None:
+    def run_epoch(self: LastEpochs, drained: Drain | None) -> None:
         ran.append(threading.get_ident())
         if len(ran) > 1:
             assert one_has_run.wait(PATIENCE_S)

@@ -11,6 +11,7 @@ from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 
 import pyspark_ckpt as ckpt
+from pyspark_ckpt.operator.descriptor import Drain
 from pyspark_ckpt.query import start
 from pyspark_ckpt.query.checkpoint_taker import CheckpointTaker
 from pyspark_ckpt.query.start import QueryStart
@@ -141,6 +142,40 @@ def test_a_drain_that_is_cut_is_finished_by_the_next_start(
     fired = [(k, "timer", 10) for k in KEYS]
     assert job.result() == in_order([(k, "row", v) for k in KEYS for v in (10, 20)] + fired)
     assert not (job.location_path / "_draining").exists()
+
+
+def test_a_drain_that_two_drivers_finish(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first ends it while the second starts Spark, which finds new input: no epoch drains it.
+
+    The second has fenced the first before.
+    """
+    job = timed(job)
+    job.feed.add([(k, 10, at(0)) for k in KEYS])
+    query = job.start()
+    query.processAllAvailable()
+    with monkeypatch.context() as patched:
+        patched.setattr(QueryStart, "_start_spark", cut)
+        with pytest.raises(InterruptedError):
+            query.stopWithSavepoint(drain=True)
+    query._coordinator.check_not_fenced()
+    real_run, ran = LastEpochs._run_epoch, []
+
+    def run(self: LastEpochs, drain: Drain | None) -> None:
+        ran.append(drain)
+        with pytest.raises(ckpt.FencedError):
+            query._coordinator.check_not_fenced()
+        real_run(self, drain)  # of the first driver
+        assert self.finish_last_step()
+        job.feed.add([(k, 20, at(5)) for k in KEYS])
+        real_run(self, drain)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(LastEpochs, "_run_epoch", run)
+        job.run()
+    assert len(ran) == 1
+    fired = [(k, "timer", 10) for k in KEYS]
+    assert job.result() == in_order([(k, "row", v) for k in KEYS for v in (10, 20)] + fired)
+    assert not list(job.location_path.glob("_drain*"))
 
 
 @pytest.mark.parametrize("lost", ["offsets", "commits"])

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from pyspark_ckpt.errors import UnknownEpochError
-from pyspark_ckpt.operator.descriptor import AnnouncedEpoch, Runtime, encode_announced
+from pyspark_ckpt.errors import FencedError, UnknownEpochError
+from pyspark_ckpt.operator.descriptor import AnnouncedEpoch, Drain, Runtime, encode_announced
 from pyspark_ckpt.operator.run.task_epoch import epoch_of_task
 from pyspark_ckpt.settings import EPOCH_KEY, Materialization
 
@@ -27,8 +27,8 @@ SPARKS = {"sql.streaming.queryId": "q", "streaming.sql.batchId": "7"}
 ANNOUNCED = {EPOCH_KEY: encode_announced(AnnouncedEpoch(8, 1000))}
 
 
-def epoch(properties: dict[str, str], *, announces: bool) -> int:
-    runtime = msgspec.structs.replace(RUNTIME, announces_epochs=announces)
+def epoch(properties: dict[str, str], *, announces: bool, drain: Drain | None = None) -> int:
+    runtime = msgspec.structs.replace(RUNTIME, announces_epochs=announces, drain=drain)
     return epoch_of_task(properties.get, runtime, 1000, "operator 'op', subtask 1")
 
 
@@ -51,3 +51,12 @@ def test_what_is_said() -> None:
 def test_nothing_is_a_default(properties: dict[str, str], *, announces: bool) -> None:
     with pytest.raises(UnknownEpochError, match="query q, operator 'op', subtask 1"):
         epoch(properties, announces=announces)
+
+
+@pytest.mark.parametrize(("number", "announces"), [(7, False), (8, True)])
+def test_a_run_that_drains_runs_no_other_epoch(number: int, *, announces: bool) -> None:
+    """Another driver may commit the epoch that drains, and Spark then begins the next one."""
+    properties = SPARKS | ANNOUNCED
+    assert epoch(properties, announces=announces, drain=Drain(number, 5)) == number
+    with pytest.raises(FencedError, match=f"for epoch {number - 1} only.*not for epoch {number}:"):
+        epoch(properties, announces=announces, drain=Drain(number - 1, 5))

@@ -10,10 +10,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from pyspark_ckpt.errors import CheckpointAbortedError, CorruptFileError
+from pyspark_ckpt.errors import CheckpointAbortedError, CorruptFileError, FencedError
 from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.formats.layout import DRAIN_MARKER, DRAINED_COMMIT
 from pyspark_ckpt.formats.modes import TimeMode
+from pyspark_ckpt.operator.descriptor import Drain
 from pyspark_ckpt.query.stopping import drain
 from pyspark_ckpt.query.stopping.drain import MAX_EPOCHS, LastEpochs
 from pyspark_ckpt.spark.log import SparkLog
@@ -21,6 +22,10 @@ from pyspark_ckpt.storage.file_reference import FileReference
 from pyspark_ckpt.storage.open import LocalStorage
 
 WATERMARK_MS = 5_000
+
+
+def alone() -> None:
+    """Stand in for the check of a driver that no other follows."""
 
 
 class PowerCutError(Exception):
@@ -76,11 +81,12 @@ class Query:
         timeout_ms = min(self.timers) - 1 if self.timers else None
         return [msgspec.structs.replace(self.handle, timeout_ms=timeout_ms)]
 
-    def run_epoch(self, drained_from_ms: int | None) -> None:
+    def run_epoch(self, drain: Drain | None) -> None:
         epoch = self.log.begun_epoch()
         assert epoch == (self.log.committed_epoch() or 0) + 1
         drained_at_ms = self.log.offsets_entry(epoch).metadata["batchWatermarkMs"]
-        self.epochs.append((epoch, drained_at_ms, drained_from_ms))
+        assert drain is None or drain.epoch == epoch
+        self.epochs.append((epoch, drained_at_ms, drain and drain.watermark_ms))
         if self.timers and drained_at_ms > min(self.timers) - 1:
             self.fired += sorted(self.timers)
             self.timers = self.chain[:1]
@@ -106,7 +112,7 @@ def query(storage: LocalStorage, handle: Handle) -> Query:
 
 
 def test_all_timers_fire_in_one_epoch_at_the_true_watermark(query: Query) -> None:
-    query.last_epochs().drain(query.handles, 1)
+    query.last_epochs().drain(query.handles, 1, alone)
     assert query.fired == [7_000, 9_000]
     assert query.epochs == [(5, 7_000, WATERMARK_MS)]
     query.check_settled(5)
@@ -114,14 +120,14 @@ def test_all_timers_fire_in_one_epoch_at_the_true_watermark(query: Query) -> Non
 
 def test_timers_set_by_timers_take_another_epoch(query: Query) -> None:
     query.chain = [20_000, 30_000]
-    query.last_epochs().drain(query.handles, 1)
+    query.last_epochs().drain(query.handles, 1, alone)
     assert query.fired == [7_000, 9_000, 20_000, 30_000]
     query.check_settled(7)
 
 
 def test_a_query_without_timers_runs_no_epoch(query: Query) -> None:
     query.timers = []
-    query.last_epochs().drain(query.handles, 1)
+    query.last_epochs().drain(query.handles, 1, alone)
     assert query.epochs == []
     assert query.log.committed_epoch() == 4
 
@@ -129,7 +135,7 @@ def test_a_query_without_timers_runs_no_epoch(query: Query) -> None:
 def test_timers_for_ever_are_an_error(query: Query) -> None:
     query.chain = list(range(10_000, 10_000 + 2 * MAX_EPOCHS))
     with pytest.raises(CheckpointAbortedError, match="still set new timers"):
-        query.last_epochs().drain(query.handles, 1)
+        query.last_epochs().drain(query.handles, 1, alone)
     query.check_settled(4 + MAX_EPOCHS)
 
 
@@ -137,7 +143,7 @@ def test_timers_for_ever_are_an_error(query: Query) -> None:
 def test_a_timer_beyond_sparks_reach_is_an_error(query: Query, operators: int, timer: int) -> None:
     query.timers = [timer]
     with pytest.raises(CheckpointAbortedError, match="later than"):
-        query.last_epochs().drain(query.handles, operators)
+        query.last_epochs().drain(query.handles, operators, alone)
     assert query.epochs == []
 
 
@@ -147,7 +153,7 @@ STEPS = 11
 
 def test_a_drain_has_so_many_steps(query: Query) -> None:
     query.storage.steps_left = STEPS
-    query.last_epochs().drain(query.handles, 1)
+    query.last_epochs().drain(query.handles, 1, alone)
     assert query.storage.steps_left == 0
 
 
@@ -158,15 +164,15 @@ def test_a_start_finds_spark_s_files_wherever_the_drain_was_interrupted(
     """It reads the last committed epoch before it may run one, and runs none twice."""
     query.storage.steps_left = step
     with pytest.raises(PowerCutError):
-        query.last_epochs().drain(query.handles, 1)
+        query.last_epochs().drain(query.handles, 1, alone)
     ran = len(query.epochs)
     query.storage.steps_left = None
     assert query.last_epochs().finish_last_step() == (ran == 1)
     committed = query.log.committed_epoch()
     assert committed is not None
     assert query.log.is_committed(committed)
-    query.last_epochs().finish_interrupted()
-    query.last_epochs().drain(query.handles, 1)
+    query.last_epochs().finish_interrupted(alone)
+    query.last_epochs().drain(query.handles, 1, alone)
     assert query.fired == [7_000, 9_000]
     assert len(query.epochs) == 1
     query.check_settled(5)
@@ -178,32 +184,32 @@ def test_an_epoch_that_runs_again_has_the_same_processing_time(
     """Its first run may have written output and state by it."""
     times: list[int] = []
 
-    def die(_: int | None) -> None:
+    def die(_: Drain | None) -> None:
         times.append(query.log.offsets_entry(5).metadata["batchTimestampMs"])
         raise PowerCutError
 
     with pytest.raises(PowerCutError):
-        LastEpochs(query.log, die).drain(query.handles, 1)
+        LastEpochs(query.log, die).drain(query.handles, 1, alone)
     monkeypatch.setattr(drain, "now_ms", lambda: times[0] + 1)
     with pytest.raises(PowerCutError):
-        LastEpochs(query.log, die).finish_interrupted()
+        LastEpochs(query.log, die).finish_interrupted(alone)
     assert times == [times[0]] * 2
 
 
 def test_the_commit_that_an_older_version_left_is_not_of_this_drain(query: Query) -> None:
     """Version 0.1.0 finishes a drain of this one, and knows nothing of the file."""
-    query.last_epochs().drain(query.handles, 1)
+    query.last_epochs().drain(query.handles, 1, alone)
     left = {"epoch": 5, "commit": "v2\n{}"}
     query.storage.write(DRAINED_COMMIT, [json.dumps(left).encode()])
     query.timers = [30_000]
-    query.last_epochs().drain(query.handles, 1)
+    query.last_epochs().drain(query.handles, 1, alone)
     query.check_settled(6)
 
 
 def test_a_kept_commit_that_was_changed(query: Query) -> None:
     query.storage.steps_left = 5
     with pytest.raises(PowerCutError):
-        query.last_epochs().drain(query.handles, 1)
+        query.last_epochs().drain(query.handles, 1, alone)
     (query.storage.root / DRAINED_COMMIT).write_text("{")
     with pytest.raises(CorruptFileError, match=r"_drained: it holds no commit of Spark"):
         query.last_epochs().finish_last_step()
@@ -215,14 +221,14 @@ def test_the_next_start_finishes_an_interrupted_drain(query: Query, step: int) -
     storage = query.storage
     storage.steps_left = step
     with pytest.raises(PowerCutError):
-        query.last_epochs().drain(query.handles, 1)
+        query.last_epochs().drain(query.handles, 1, alone)
     storage.steps_left = 1
     with suppress(PowerCutError):
-        query.last_epochs().finish_interrupted()
+        query.last_epochs().finish_interrupted(alone)
     storage.steps_left = None
-    query.last_epochs().finish_interrupted()
+    query.last_epochs().finish_interrupted(alone)
     assert not storage.exists(DRAIN_MARKER)
-    query.last_epochs().drain(query.handles, 1)
+    query.last_epochs().drain(query.handles, 1, alone)
     assert query.fired == [7_000, 9_000]
     query.check_settled(5)
 
@@ -233,11 +239,11 @@ def test_another_stop_finishes_an_interrupted_drain(query: Query, step: int) -> 
     storage = query.storage
     storage.steps_left = step
     with pytest.raises(PowerCutError):
-        query.last_epochs().drain(query.handles, 1)
+        query.last_epochs().drain(query.handles, 1, alone)
     storage.steps_left = None
-    query.last_epochs().finish_begun()
+    query.last_epochs().finish_begun(alone)
     assert not storage.exists(DRAIN_MARKER)
-    query.last_epochs().drain(query.handles, 1)
+    query.last_epochs().drain(query.handles, 1, alone)
     assert query.fired == [7_000, 9_000]
     assert {from_ms for _, _, from_ms in query.epochs} == {WATERMARK_MS}
     query.check_settled(5)
@@ -245,9 +251,9 @@ def test_another_stop_finishes_an_interrupted_drain(query: Query, step: int) -> 
 
 def test_where_no_epoch_can_run_nothing_is_begun(query: Query) -> None:
     last = LastEpochs(query.log, None)
-    last.finish_begun()
+    last.finish_begun(alone)
     with pytest.raises(CheckpointAbortedError, match="attached"):
-        last.drain(query.handles, 1)
+        last.drain(query.handles, 1, alone)
     assert not query.storage.exists(DRAIN_MARKER)
     assert query.log.begun_epoch() == 4
 
@@ -255,20 +261,103 @@ def test_where_no_epoch_can_run_nothing_is_begun(query: Query) -> None:
 def test_an_epoch_that_was_cut_is_finished(query: Query) -> None:
     (query.storage.root / "commits" / "4").rename(query.storage.root / "commits" / "3")
     (query.storage.root / "offsets" / "3").write_text("v1\n{}\n-")
-    query.last_epochs().finish_begun()
+    query.last_epochs().finish_begun(alone)
     assert [epoch for epoch, _, _ in query.epochs] == [4]
-    query.last_epochs().finish_begun()
+    query.last_epochs().finish_begun(alone)
     assert query.log.committed_epoch() == 4
     assert len(query.epochs) == 1
 
 
 def test_an_epoch_that_does_not_commit_is_an_error(query: Query) -> None:
-    def nothing(drained_from_ms: int | None) -> None:
+    def nothing(_: Drain | None) -> None:
         """The query ends without a commit."""
 
     last = LastEpochs(query.log, nothing)
     with pytest.raises(CheckpointAbortedError, match="start the query again to finish"):
-        last.drain(query.handles, 1)
+        last.drain(query.handles, 1, alone)
     assert query.storage.exists(DRAIN_MARKER)
-    query.last_epochs().finish_interrupted()
+    query.last_epochs().finish_interrupted(alone)
     query.check_settled(5)
+
+
+DRAINED_AT_MS = 7_000
+
+CHECKS = 3
+"""So many times the driver of a drain of one epoch looks for one that was started after it."""
+
+
+@pytest.mark.parametrize("number", range(CHECKS))
+def test_a_driver_that_is_fenced_leaves_the_drain_to_the_next(query: Query, number: int) -> None:
+    checks = [alone] * number + [fenced] * (CHECKS - number)
+    with pytest.raises(FencedError):
+        query.last_epochs().drain(query.handles, 1, lambda: checks.pop(0)())
+    assert len(checks) == CHECKS - number - 1  # it does nothing more
+    assert query.storage.exists(DRAIN_MARKER) == (number > 0)
+    assert len(query.epochs) == max(number - 1, 0)
+    assert query.log.watermark_ms(4 + len(query.epochs)) == (7_000 if number == 2 else WATERMARK_MS)
+    query.last_epochs().finish_last_step()
+    query.last_epochs().finish_interrupted(alone)
+    query.last_epochs().drain(query.handles, 1, alone)
+    assert query.fired == [7_000, 9_000]
+    assert len(query.epochs) == 1
+    query.check_settled(5)
+
+
+def fenced() -> None:
+    msg = "another driver has taken over"
+    raise FencedError(msg)
+
+
+def begin_drain(query: Query) -> None:
+    """Begin a drain, as a driver does that is killed, or slow."""
+    query.storage.steps_left = 1
+    with pytest.raises(PowerCutError):
+        query.last_epochs().drain(query.handles, 1, alone)
+    query.storage.steps_left = None
+
+
+def begin_next(query: Query, watermark_ms: int) -> None:
+    """Begin epoch 6 with new input, as Spark does once epoch 5 is committed."""
+    times = {"batchWatermarkMs": watermark_ms, "batchTimestampMs": 8, "conf": {}}
+    text = f"v1\n{json.dumps(times)}\n" + '{"logOffset":4}'
+    (query.storage.root / "offsets" / "6").write_text(text)
+
+
+def test_the_epoch_that_drains_is_committed_by_the_driver_before(query: Query) -> None:
+    """Spark has begun the next epoch at its watermark, and the tasks of that one refused it."""
+
+    def run_epoch(drain: Drain | None) -> None:
+        query.run_epoch(drain)
+        begin_next(query, DRAINED_AT_MS)
+        fenced()
+
+    begin_drain(query)
+    LastEpochs(query.log, run_epoch).finish_interrupted(alone)
+    assert query.log.offsets_entry(6).metadata["batchWatermarkMs"] == WATERMARK_MS
+    assert query.log.offsets_entry(6).source_offsets == ('{"logOffset":4}',)
+    assert query.log.offsets_entry(5).metadata["batchWatermarkMs"] == WATERMARK_MS
+    assert query.log.watermark_ms(5) == WATERMARK_MS
+    assert not query.storage.exists(DRAIN_MARKER)
+
+
+def test_an_epoch_that_fails_before_its_commit_is_not_taken_for_drained(query: Query) -> None:
+    begin_drain(query)
+    with pytest.raises(FencedError):
+        LastEpochs(query.log, lambda _: fenced()).finish_interrupted(alone)
+    assert query.storage.exists(DRAIN_MARKER)
+
+
+def test_an_epoch_at_the_watermark_of_a_drain_is_told(query: Query) -> None:
+    """No task was called, because all its rows were late: each start refuses the location."""
+
+    def run_epoch(drain: Drain | None) -> None:
+        query.run_epoch(drain)
+        begin_next(query, DRAINED_AT_MS)
+        query.commit(6, DRAINED_AT_MS)
+
+    begin_drain(query)
+    with pytest.raises(CheckpointAbortedError, match="before 6"):
+        LastEpochs(query.log, run_epoch).finish_interrupted(alone)
+    with pytest.raises(CheckpointAbortedError, match="before 6"):
+        query.last_epochs().finish_last_step()
+    assert query.storage.exists(DRAIN_MARKER)
