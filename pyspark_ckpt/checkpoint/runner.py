@@ -85,6 +85,8 @@ class CheckpointRunner:
         forget_copies: Callable[[Sequence[str]], None] = lambda _: None,
     ) -> None:
         self.exclusive = threading.Lock()
+        self._claiming = threading.Lock()
+        self._gives_way = False
         self.hold = CleaningHold()
         self.listeners = Listeners()
         self.query_id = query_id
@@ -134,8 +136,22 @@ class CheckpointRunner:
         """
         self._store.check()
 
-    def take_over(self) -> None:
+    def give_way(self) -> None:
+        """Leave the fence to the query's next run in this process, which claims it after this.
+
+        A checkpoint of this run that is under way is then fenced, and :meth:`take_over` does
+        nothing: unlike a driver of another process, the next run need not commit an epoch first.
+        """
+        with self._claiming:
+            self._gives_way = True
+
+    def take_over(self) -> bool:
         """Take back the fence from a driver that was started later.
+
+        Returns
+        -------
+        bool
+            False if the query was started again in this process, so that it was left.
 
         Raises
         ------
@@ -143,13 +159,17 @@ class CheckpointRunner:
             If it is not known to have worked.
         """
         with self.exclusive:
-            try:
-                self._claim_again()
-            finally:  # the other driver may be about to delete the copies that it found
-                self._renew_copies()
+            with self._claiming:
+                if self._gives_way:
+                    return False
+                try:
+                    self._claim_again()
+                finally:  # the other driver may be about to delete the copies that it found
+                    self._renew_copies()
             last_id = self._store.last_id()
             with self._guard:
                 self._machine.note_used_id(last_id)
+            return True
 
     def due_in_ms(self) -> int:
         """Return the time until the next periodic checkpoint, 0 if it is due."""

@@ -94,6 +94,13 @@ def remember(
     keep_record(spark, record)
 
 
+def former_run(query_id: str) -> CheckpointCoordinator | None:
+    """Return the coordinator of the newest run of a query in this process, which may have ended."""
+    with _guard:
+        known = _known.get(query_id)
+    return None if known is None else known.coordinator
+
+
 def check_name(spark: SparkSession, name: str | None, query_id: str | None) -> None:
     """Refuse a name that another running query of the session has, as a classic session does.
 

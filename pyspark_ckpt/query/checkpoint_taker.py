@@ -80,14 +80,16 @@ class CheckpointTaker:
 
         Raises
         ------
+        FencedError
+            If the query was started again in this process.
         OSError
             If it is unknown whether this driver has the fence.
         """
         try:
             self._runner.check_not_fenced()
         except FencedError:
-            if self._race.standing() is Standing.OURS:
-                self._take_over()
+            if self._race.standing() is Standing.OURS and not self._take_over():
+                raise
 
     def _take(self, fences: int, *, periodic: bool, waits: bool) -> CompletedCheckpoint | Refusal:
         try:
@@ -101,9 +103,8 @@ class CheckpointTaker:
             standing = self._race.standing()
             if standing is Standing.ANOTHERS:
                 self._stop_if_intolerable(exc)
-            if standing is not Standing.OURS or not fences:
+            if standing is not Standing.OURS or not fences or not self._take_over():
                 raise
-            self._take_over()
         except KeyboardInterrupt:
             raise  # the user interrupted the wait, and the query still runs
         except BaseException as exc:
@@ -111,13 +112,15 @@ class CheckpointTaker:
             raise
         return self._take(fences - 1, periodic=False, waits=waits)
 
-    def _take_over(self) -> None:
-        logger.warning(
-            "query %s: another driver was started for it and has committed no epoch. This driver "
-            "continues; stop the other one",
-            self._runner.query_id,
-        )
-        self._runner.take_over()
+    def _take_over(self) -> bool:
+        has_fence = self._runner.take_over()
+        if has_fence:
+            logger.warning(
+                "query %s: another driver was started for it and has committed no epoch. This "
+                "driver continues; stop the other one",
+                self._runner.query_id,
+            )
+        return has_fence
 
     def _stop_if_intolerable(self, last: CheckpointAbortedError) -> None:
         failure = why_to_stop(

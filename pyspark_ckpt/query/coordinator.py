@@ -328,6 +328,14 @@ class CheckpointCoordinator:
         """Raise a ``FencedError`` if another driver has taken the query over."""
         self._runner.check_not_fenced()
 
+    def give_way(self) -> None:
+        """Leave the checkpoints to the query's next run in this process, which is about to begin.
+
+        Its own last checkpoint may still be under way, because Spark ends the run that is active
+        when a query is started again.
+        """
+        self._runner.give_way()
+
     def _run(self) -> None:
         """Checkpoint the query until it ends; any error here ends it."""
         with log_fields(query=self._files.query_id):

@@ -32,7 +32,7 @@ from pyspark_ckpt.operator.descriptor import (
 from pyspark_ckpt.operator.plan.output_mode import plan_error
 from pyspark_ckpt.operator.plan.parallelism import report_parallelism
 from pyspark_ckpt.operator.quarantine.releases import BEFORE_ALL, Release, ReleaseFiles
-from pyspark_ckpt.query.attaching import StartedQuery, check_name, remember
+from pyspark_ckpt.query.attaching import StartedQuery, check_name, former_run, remember
 from pyspark_ckpt.query.coordinator import CheckpointCoordinator
 from pyspark_ckpt.query.failure import library_errors
 from pyspark_ckpt.query.query import CheckpointedQuery
@@ -416,6 +416,9 @@ class QueryStart:
 
     def _coordinated(self, query: StreamingQuery, origin: Origin | None) -> CheckpointedQuery:
         files = self._files_of(query.id, query.name)
+        former = former_run(query.id)
+        if former is not None:
+            former.give_way()
         coordinator = CheckpointCoordinator(
             self._spark,
             query,

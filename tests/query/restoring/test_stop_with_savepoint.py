@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pyspark_ckpt as ckpt
 from pyspark_ckpt.operator.descriptor import Drain
 from pyspark_ckpt.query import start
 from pyspark_ckpt.query.checkpoint_taker import CheckpointTaker
+from pyspark_ckpt.query.coordinator import CheckpointCoordinator
 from pyspark_ckpt.query.start import QueryStart
 from pyspark_ckpt.query.stopping.drain import LastEpochs
 from pyspark_ckpt.storage.file_reference import FileReference
@@ -32,6 +34,7 @@ from tests.query.model import events_of, expected, in_order
 from tests.query.timed import ORIGIN_MS, at, timed_feed
 
 AGES = ckpt.StateTtlConfig(10_000_000, time="event")
+PATIENCE_S = 120
 KEYS = [f"k{i}" for i in range(8)]  # of both subtasks
 
 
@@ -86,6 +89,31 @@ def test_a_stop_that_cannot_save_is_refused(job: Job) -> None:
             query.stopWithSavepoint(str(job.base / "sp"))
         assert again.isActive
         assert not files_below(job.base / "sp")
+
+
+def test_a_query_that_is_started_again_is_not_fenced_by_its_former_run(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark ends the former run, whose last checkpoint is still to come. No new input is there."""
+    job = job.using({SAVEPOINT_DIR: job.base / "savepoints", INTERVAL: "1h"})
+    job.feed.add(events_of(0))
+    first = job.start()
+    first.processAllAvailable()
+    has_begun = threading.Event()
+    real_take_last = CheckpointCoordinator._take_last
+
+    def take_last(self: CheckpointCoordinator) -> None:
+        assert has_begun.wait(PATIENCE_S)
+        real_take_last(self)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(CheckpointCoordinator, "_take_last", take_last)
+        second = job.start()
+        has_begun.set()
+        first._coordinator.join()
+    assert first.exception() is None
+    assert second.stopWithSavepoint().epoch == 0
+    assert job.result() == expected(job.feed.rows)
 
 
 class Alarm(StatefulProcessor):

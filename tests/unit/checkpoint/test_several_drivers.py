@@ -109,6 +109,26 @@ def test_a_checkpoint_of_the_driver_before_is_refused_once_a_newer_one_is_comple
     assert [restored_epoch(store, storage, number) for number in store.ids()] == [0, 1, 2]
 
 
+def test_a_run_that_gives_way_does_not_take_the_fence_back(storage: LocalStorage) -> None:
+    """The next run of its process has the fence, and keeps it, whatever the former one does."""
+    epochs = Epochs(storage)
+    former = epochs.runner()
+    epochs.commit()
+    former.take(epochs.committed_epoch, periodic=False)
+    former.give_way()
+    former.check_not_fenced()  # the next run has not begun
+    following = epochs.runner()
+    assert not former.take_over()
+    following.check_not_fenced()
+    epochs.commit()
+    with pytest.raises(CheckpointAbortedError, match="another driver"):
+        former.take(epochs.committed_epoch, periodic=False)
+    taken = following.take(epochs.committed_epoch, periodic=False)
+    assert isinstance(taken, CompletedCheckpoint)
+    assert following.take_over()  # as every other run
+    following.check_not_fenced()
+
+
 def test_a_driver_that_takes_over_again_relies_on_no_copy_that_another_may_delete(
     storage: LocalStorage,
 ) -> None:
