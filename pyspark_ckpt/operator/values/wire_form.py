@@ -16,6 +16,7 @@ from functools import partial
 from itertools import repeat
 from typing import Any
 
+import numpy as np
 from pyspark.sql import Row
 from pyspark.sql import types as T
 
@@ -102,7 +103,7 @@ def _dict_of(names: list[str]) -> Converter:
     return lambda values: dict(zip(names, values, strict=False))
 
 
-def _dict_of_times(entries: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
+def dict_of_times(entries: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
     """Return a map by local times, of which two of a repeated hour are one to Python.
 
     Raises
@@ -249,11 +250,16 @@ def _array_writer(convert: Converter | None) -> Converter | None:
         return None
 
     def write(values: Any) -> Any:
-        if not isinstance(values, list | tuple):
+        if not (isinstance(values, list | tuple) or _is_array(values)):
             raise TypeError(f"{type(values).__name__} is no list")
         return [None if value is None else convert(value) for value in values]
 
     return write
+
+
+def _is_array(values: Any) -> bool:
+    """Return whether values are a NumPy array, as frames show arrays."""
+    return isinstance(values, np.ndarray) and values.ndim > 0
 
 
 def _array_reader(convert: Converter | None) -> Converter | None:
@@ -349,7 +355,7 @@ def _map_reader(form: WireForm, data_type: T.MapType, style: ValueStyle) -> Conv
     converters = [reader_of(form, kind, style) for kind in (data_type.keyType, data_type.valueType)]
     unpack, make = form.unpack_map, style.map
     if make is dict and isinstance(data_type.keyType, T.TimestampType):
-        make = _dict_of_times
+        make = dict_of_times
     if not any(converters):
         return lambda wire: make(unpack(wire))
     convert = fields_converter(converters)

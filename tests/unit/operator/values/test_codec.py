@@ -20,7 +20,7 @@ from pyspark.sql import types as T
 from pyspark_ckpt.errors import NotBuiltYetError, PlanError, StateValueError
 from pyspark_ckpt.operator.values.codec import TupleCodec, holds, key_encoder
 from pyspark_ckpt.operator.values.leaves import TIME_OF_DAY
-from tests.unit.operator.spark_values import NOT_BUILT, TEXTS, TYPES, Typed, struct
+from tests.unit.operator.spark_values import LEAVES, NOT_BUILT, TEXTS, TYPES, Typed, struct
 
 
 def codec(*types: T.DataType) -> TupleCodec:
@@ -34,6 +34,22 @@ def test_what_is_encoded_is_decoded(fields: list[Typed], data: st.DataObject) ->
     decoded = some.decode(some.encode(values))
     assert repr(decoded) == repr(values)
     assert type(decoded) is tuple
+
+
+@given(st.sampled_from(LEAVES), st.data())
+def test_an_array_of_numpy_is_a_list_of_any_type(leaf: Typed, data: st.DataObject) -> None:
+    """Frames of pandas have arrays in this form."""
+    some, values = codec(T.ArrayType(leaf[0])), data.draw(st.lists(st.none() | leaf[1], max_size=3))
+    array = np.empty(len(values), dtype=object)
+    array[:] = values
+    assert some.encode((array,)) == some.encode((values,))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("kind", [T.FloatType(), T.DoubleType()], ids=str)
+def test_an_array_of_fractions(kind: T.DataType, dtype: type[Any]) -> None:
+    some, values = codec(T.ArrayType(kind)), [0.5, -0.0, math.inf]
+    assert some.encode((np.array(values, dtype),)) == some.encode((values,))
 
 
 @pytest.mark.parametrize(
@@ -132,7 +148,8 @@ def test_integers_are_taken_up_to_their_bounds_and_no_further(kind: T.DataType, 
         (T.MapType(T.StringType(), T.LongType()), {None: 1}), (T.DecimalType(5, 2), 1.5),
         (T.DecimalType(5, 2), "1.5"), (T.FloatType(), True), (T.FloatType(), "1"),
         (T.ArrayType(T.DecimalType(5, 2)), [Decimal("1234.5")]), (T.VariantType(), {"a": 1}),
-        (T.ArrayType(T.DateType()), "2020"), (T.NullType(), 1),
+        (T.ArrayType(T.DateType()), "2020"), (T.ArrayType(T.DateType()), np.array(1)),
+        (T.NullType(), 1),
         *[(time(), "01:00") for time in TIME_OF_DAY],
         (T.DayTimeIntervalType(), 1), (T.DayTimeIntervalType(), datetime.timedelta.max),
         (T.DecimalType(5, 2), Decimal("1234.5")), (T.DecimalType(5, 2), Decimal("NaN")),
