@@ -54,9 +54,19 @@ def kept(value: Any, *, by_name: bool = False) -> Any:
         return tuple(items) if names is None else dict(zip(names, items, strict=True))
     if isinstance(value, dict):
         return {key: kept(item, by_name=by_name) for key, item in value.items()}
-    if isinstance(value, np.ndarray | bytearray):
-        return copy.deepcopy(value)
+    if isinstance(value, np.ndarray):
+        return _kept_array(value)
+    if isinstance(value, bytearray):
+        return bytearray(value)
     return bytes(value) if isinstance(value, memoryview) else value
+
+
+def _kept_array(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    copied: np.ndarray[Any, Any] = values.copy()
+    if values.dtype.kind == "O":  # no deep copy: it takes the `fold` from times of pandas
+        for place, value in np.ndenumerate(values):
+            copied[place] = kept(value)
+    return copied
 
 
 def kept_row(row: Any) -> Any:

@@ -8,7 +8,6 @@ All are copied, because a processor may change a frame after it has yielded it.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import groupby
@@ -17,6 +16,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+from pyarrow.lib import string_to_tzinfo
 from pyspark.sql import types as T
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, TimerValues
 
@@ -30,6 +30,7 @@ from pyspark_ckpt.operator.rows.output import CHUNK_ROWS, OutputRows
 from pyspark_ckpt.operator.rows.sent_rows import SentRows
 from pyspark_ckpt.operator.table.part_keys import StoredKey
 from pyspark_ckpt.operator.values.arrow_forms import whole
+from pyspark_ckpt.operator.values.pandas import yielded_values
 
 _INTEGERS = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
 _FLOATS = (T.FloatType, T.DoubleType)
@@ -55,6 +56,8 @@ class PandasOutput:
         kinds = [type(field.dataType) for field in output_rows.schema.fields]
         self._array_kinds = "i" if _all_in(kinds, _INTEGERS) else "if" * _all_in(kinds, _FLOATS)
         self._may_change = [may_change(field.dataType) for field in output_rows.schema.fields]
+        zone = output_rows.time_zone
+        self._zone = None if zone is None else string_to_tzinfo(zone)
         self._frames: list[_Numbers | _Columns] = []
         self._rows = 0
 
@@ -177,13 +180,8 @@ class PandasOutput:
             self._schema.check_room(field, digits, column.tolist()[0])
         if kind == "M" and isinstance(field.dataType, T.TimestampType):
             column = _in_zone(column, self._schema.time_zone)
-        values = [_plain(value) for value in column.tolist()]
-        if is_integer:  # pandas made floats of integers beside nulls
-            values = [
-                int(value) if isinstance(value, float) and value.is_integer() else value
-                for value in values
-            ]
-        return self._schema.column(field, values)
+        convert = yielded_values(field.dataType, self._zone)
+        return self._schema.column(field, list(map(convert, column.tolist())))
 
 
 def _in_zone(times: pd.Series[Any], time_zone: str | None) -> pd.Series[Any]:
@@ -212,15 +210,6 @@ def _put_together(arrays: Sequence[Any]) -> pd.Series[Any]:
 
 def _all_in(kinds: list[type], wanted: tuple[type, ...]) -> bool:
     return all(kind in wanted for kind in kinds)
-
-
-def _plain(value: Any) -> Any:
-    """Return a value of a pandas column as Python has it, every kind of null as ``None``."""
-    if value is None or value is pd.NA or value is pd.NaT:
-        return None
-    if isinstance(value, float) and math.isnan(value):
-        return None
-    return value.to_pydatetime() if isinstance(value, pd.Timestamp) else value
 
 
 class PandasPart:

@@ -23,6 +23,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_schema
 
+from pyspark_ckpt.errors import InputRowsError
 from pyspark_ckpt.operator.rows.key_columns import (
     Codes,
     canonical_column,
@@ -378,13 +379,20 @@ class InputColumns:
     def _pandas_column(
         self, index: int, sent: pa.RecordBatch, nulls: Mapping[int, Places]
     ) -> pd.Series[Any]:
-        return pandas_column(
-            self.schema.fields[index].dataType,
-            sent.column(f"c{index}"),
-            nulls.get(index),
-            self._transports[index],
-            self.time_zone,
-        )
+        field = self.schema.fields[index]
+        try:
+            return pandas_column(
+                field.dataType,
+                sent.column(f"c{index}"),
+                nulls.get(index),
+                self._transports[index],
+                self.time_zone,
+            )
+        except ValueError as exc:
+            raise InputRowsError(
+                f"input column {field.name!r}: {exc}; set spark.sql.session.timeZone to UTC, or "
+                "make timestamp_ntz of the keys"
+            ) from exc
 
     def _codes(self, index: int, sent: pa.RecordBatch, nulls: Places | None) -> Codes:
         column = sent.column(f"c{index}")

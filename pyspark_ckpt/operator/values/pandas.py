@@ -1,7 +1,13 @@
-"""Converts rows that were sent to an executor to pandas columns, as PySpark's conversion does."""
+"""Values in the user's frames: how sent rows become columns, and what yielded values mean.
+
+Both follow PySpark's conversion: times in frames, also those inside arrays, maps and structs, are
+naive and in the session's time zone.
+"""
 
 from __future__ import annotations
 
+import datetime
+import math
 from typing import Any
 
 import numpy as np
@@ -11,9 +17,15 @@ from pyspark.sql import types as T
 
 from pyspark_ckpt.operator.values.sent_columns import values_of
 from pyspark_ckpt.operator.values.transport import Transport, all_received
+from pyspark_ckpt.operator.values.wire_form import Converter, dict_of_times
 
 Flags = np.ndarray[Any, Any]
 _NESTED = (T.ArrayType, T.MapType, T.StructType)
+_TIMES = (T.TimestampType, T.TimestampNTZType)
+_AS_THEY_ARE = (T.StringType, T.CharType, T.VarcharType, T.BinaryType, T.BooleanType)
+"""Types whose values need no conversion where they are not null."""
+_FRACTIONS = (float, np.floating)
+_TIMES_OF_NUMPY = (np.datetime64, np.timedelta64)
 
 
 def pandas_column(
@@ -26,7 +38,8 @@ def pandas_column(
     """Return a sent column as the user's frame shows it.
 
     * Numbers have 64 bits. Integers with nulls are floats with NaN, booleans with nulls objects.
-    * Times are naive ``datetime64[ns]`` in the session's time zone.
+    * Times are naive ``datetime64[ns]`` in the session's time zone, and in nested values naive
+      ``Timestamp``, whose ``fold`` says which of two equal ones they are.
     * Arrays are NumPy arrays, and maps are dicts.
 
     Parameters
@@ -41,8 +54,13 @@ def pandas_column(
         How the column travels.
     time_zone
         The session's time zone.
+
+    Raises
+    ------
+    ValueError
+        If a map has two keys in an hour that the time zone repeats, which are one in a frame.
     """
-    if isinstance(data_type, T.TimestampType | T.TimestampNTZType):
+    if isinstance(data_type, _TIMES):
         return _times(data_type, sent, nulls, transport, time_zone)
     if transport.receive is not None:
         values = all_received(transport, values_of(sent))
@@ -71,17 +89,29 @@ def _in_pandas(data_type: T.DataType, value: Any) -> Any:
     if isinstance(data_type, T.ArrayType):
         items = [_in_pandas(data_type.elementType, item) for item in value]
         is_number = isinstance(data_type.elementType, T.NumericType) and None not in items
-        if not items and isinstance(data_type.elementType, _NESTED):
+        if not items and isinstance(data_type.elementType, (*_NESTED, *_TIMES)):
             return np.array([])  # as PySpark does
         return np.array(items) if is_number and items else _object_array(items)
     if isinstance(data_type, T.MapType):
-        value_type = data_type.valueType
-        return {key: _in_pandas(value_type, item) for key, item in value}
+        key_type, value_type = data_type.keyType, data_type.valueType
+        entries = [(_in_pandas(key_type, key), _in_pandas(value_type, item)) for key, item in value]
+        return (dict_of_times if isinstance(key_type, T.TimestampType) else dict)(entries)
     if isinstance(data_type, T.StructType):
         return {
             field.name: _in_pandas(field.dataType, value[field.name]) for field in data_type.fields
         }
-    return value
+    if isinstance(data_type, T.TimestampType):
+        return pd.Timestamp(_without_zone(value))
+    return pd.Timestamp(value) if isinstance(data_type, T.TimestampNTZType) else value
+
+
+def _without_zone(time: datetime.datetime) -> datetime.datetime:
+    """Return a time as clocks in its zone show it; ``fold`` is 1 the second time they do."""
+    shown = time.replace(tzinfo=None)
+    localize = getattr(time.tzinfo, "localize", None)  # of pytz, whose times have no fold
+    if localize is None or localize(shown, is_dst=True).utcoffset() == time.utcoffset():
+        return shown
+    return shown.replace(fold=1)
 
 
 def _object_array(values: list[Any]) -> Flags:
@@ -111,3 +141,124 @@ def _times(
     else:
         series = pd.Series(all_received(transport, values_of(sent)), dtype="datetime64[ns]")
     return series if nulls is None else series.mask(nulls)
+
+
+def yielded_values(data_type: T.DataType, zone: datetime.tzinfo | None) -> Converter:
+    """Return a function from a value of an object column that is yielded to what writers take.
+
+    * NaN, ``NaT`` and ``NA`` are null, as in PySpark. Only inside nested values, NaN stays a
+      ``float`` or ``double``.
+    * A time without a zone is one in `zone`, and ``fold`` says which one if there are two.
+    * NumPy arrays are lists, NumPy's times those of pandas, and whole floats that an array with NaN
+      has made of integers are integers.
+
+    What is of another type is left to the writers, which say what is wrong with it.
+
+    Parameters
+    ----------
+    data_type
+        The type of the output column.
+    zone
+        The session's time zone; ``None`` for that of the process.
+    """
+    if isinstance(data_type, _AS_THEY_ARE):
+        return _none_if_null
+    convert = _yielded(data_type, zone)
+    return lambda value: None if _is_null(value) else convert(value)
+
+
+def _yielded(data_type: T.DataType, zone: datetime.tzinfo | None) -> Converter:
+    if isinstance(data_type, T.ArrayType):
+        return _yielded_array(_yielded_item(data_type.elementType, zone))
+    if isinstance(data_type, T.MapType):
+        return _yielded_map(
+            _yielded_item(data_type.keyType, zone), _yielded_item(data_type.valueType, zone)
+        )
+    if isinstance(data_type, T.StructType):
+        return _yielded_struct(
+            data_type.names, [_yielded_item(field.dataType, zone) for field in data_type.fields]
+        )
+    if isinstance(data_type, T.TimestampType):
+        return lambda value: _instant(_python_time(value), zone)
+    if isinstance(data_type, T.IntegralType):
+        return _whole_number
+    return _python_time
+
+
+def _yielded_item(data_type: T.DataType, zone: datetime.tzinfo | None) -> Converter:
+    """Return the converter of a value inside another one, nulls included."""
+    convert = _yielded(data_type, zone)
+    if isinstance(data_type, T.FractionalType) and not isinstance(data_type, T.DecimalType):
+        return lambda value: None if value is pd.NA or value is pd.NaT else value
+    return lambda value: None if _is_null(value) else convert(value)
+
+
+def _yielded_array(convert: Converter) -> Converter:
+    def array(value: Any) -> Any:
+        if isinstance(value, list | tuple) or (isinstance(value, np.ndarray) and value.ndim):
+            return [convert(item) for item in value]
+        return value
+
+    return array
+
+
+def _yielded_map(key: Converter, item: Converter) -> Converter:
+    def entry(pair: Any) -> Any:
+        if isinstance(pair, list | tuple) and len(pair) == 2:
+            return key(pair[0]), item(pair[1])
+        return pair
+
+    def entries(value: Any) -> Any:
+        if isinstance(value, dict):
+            return [(key(name), item(inner)) for name, inner in value.items()]
+        return list(map(entry, value)) if isinstance(value, list) else value
+
+    return entries
+
+
+def _yielded_struct(names: list[str], converters: list[Converter]) -> Converter:
+    by_name = dict(zip(names, converters, strict=True))
+
+    def struct(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {
+                name: by_name[name](item) if name in by_name else item
+                for name, item in value.items()
+            }
+        if isinstance(value, list | tuple) and len(value) == len(converters):
+            return [convert(item) for convert, item in zip(converters, value, strict=True)]
+        return value
+
+    return struct
+
+
+def _is_null(value: Any) -> bool:
+    if value is None or value is pd.NA or value is pd.NaT:
+        return True
+    if isinstance(value, _FRACTIONS):
+        return math.isnan(value)
+    return isinstance(value, _TIMES_OF_NUMPY) and bool(np.isnat(value))
+
+
+def _none_if_null(value: Any) -> Any:
+    # The check of the type comes first for speed: nearly all of these are texts.
+    return value if type(value) is str or not _is_null(value) else None
+
+
+def _python_time(value: Any) -> Any:
+    """Return a time of pandas or NumPy as Python's, any other value as it is."""
+    if isinstance(value, _TIMES_OF_NUMPY):
+        value = pd.Timestamp(value) if isinstance(value, np.datetime64) else pd.Timedelta(value)
+    return value.to_pydatetime(warn=False) if isinstance(value, pd.Timestamp) else value
+
+
+def _instant(time: Any, zone: datetime.tzinfo | None) -> Any:
+    if zone is None or not isinstance(time, datetime.datetime) or time.tzinfo is not None:
+        return time
+    localize = getattr(zone, "localize", None)  # of pytz, whose zones Python cannot set
+    return time.replace(tzinfo=zone) if localize is None else localize(time, is_dst=not time.fold)
+
+
+def _whole_number(value: Any) -> Any:
+    """Return an integer of which pandas or NumPy made a float beside a null."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value

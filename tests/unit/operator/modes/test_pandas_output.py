@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import datetime
+import math
 from collections.abc import Iterator
+from decimal import Decimal
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
 from pyspark.sql import types as T
+from pyspark.sql.pandas.types import _create_converter_from_pandas
 
 from pyspark_ckpt.errors import StateValueError
 from pyspark_ckpt.operator.modes.pandas import FrameIndexes, PandasOutput
 from pyspark_ckpt.operator.rows.output import OutputRows
+from pyspark_ckpt.operator.values.arrow_values import arrow_type
+from tests.unit.operator.spark_values import struct
 
 BEYOND_FLOATS = 2**53 + 1
 
@@ -203,3 +210,112 @@ def test_times_are_in_the_sessions_zone_as_in_the_frames_that_came_in(zone: str)
     naive = shown.dt.tz_localize(None).to_frame("a")
     assert taken(output, naive, naive.assign(a=pd.NaT)) == [[*instants, None, None]]
     assert taken(output, shown.to_frame("a")) == [instants]
+
+
+def in_pyspark(kind: T.DataType, zone: str, values: list[Any]) -> list[Any]:
+    """Return what PySpark's worker makes of a yielded column."""
+    column = pd.Series([*values, None], dtype="object").iloc[:-1]
+    converted = _create_converter_from_pandas(kind, timezone=zone)(column)
+    array = pa.Array.from_pandas(converted, type=arrow_type(kind))
+    made: list[Any] = array.to_pylist(maps_as_pydicts="strict")
+    return made
+
+
+def yielded(kind: T.DataType, zone: str, values: list[Any]) -> pa.Array:
+    schema = T.StructType([T.StructField("a", kind)])
+    output = PandasOutput(OutputRows(schema, "an_operator", time_zone=zone))
+    output.extend([pd.DataFrame({"a": pd.Series([*values, None], dtype="object").iloc[:-1]})])
+    return output.take().column(0)
+
+
+def as_sent(kind: T.DataType, values: list[Any]) -> pa.Array:
+    field = T.StructField("a", kind)
+    return OutputRows(T.StructType([field]), "an_operator").column(field, values)
+
+
+ONE_TIME = struct(T.TimestampType(), T.ArrayType(T.TimestampType()))
+MAP = T.MapType(T.TimestampType(), T.TimestampType())
+WALL = datetime.datetime(2024, 7, 1, 12, 0, 0, 1)  # noqa: DTZ001  # frames have no zones
+IN_UTC = WALL.replace(tzinfo=datetime.timezone.utc)
+
+
+@pytest.mark.usefixtures("local_time_zone")
+@pytest.mark.parametrize("zone", ["UTC", "Asia/Tokyo", "America/New_York", "+02:00"])
+@pytest.mark.parametrize("time", [WALL, pd.Timestamp(WALL), IN_UTC, pd.Timestamp(IN_UTC)], ids=repr)
+def test_nested_times_are_in_the_sessions_zone_as_in_pyspark(zone: str, time: Any) -> None:
+    """The worker's own zone is another one, and times with a zone are what they are."""
+    for kind, value in [
+        (T.ArrayType(T.TimestampType()), [time, None]),
+        (T.ArrayType(T.ArrayType(T.TimestampType())), [[time], None]),
+        (MAP, {time: time}),
+        (ONE_TIME, {"f0": time, "f1": [time]}),
+        (ONE_TIME, (time, None)),
+        (T.ArrayType(ONE_TIME), np.array([{"f0": time}, None], dtype=object)),
+    ]:
+        theirs = in_pyspark(kind, zone, [value])
+        assert yielded(kind, zone, [value]).equals(as_sent(kind, theirs)), kind
+
+
+def test_times_of_an_array_of_numpy_are_in_the_sessions_zone() -> None:
+    kind, times = T.ArrayType(T.TimestampType()), np.array([WALL, "NaT"], "datetime64[ns]")
+    theirs = in_pyspark(kind, "Asia/Tokyo", [times])
+    assert yielded(kind, "Asia/Tokyo", [times]).equals(as_sent(kind, theirs))
+
+
+@pytest.mark.usefixtures("local_time_zone")
+def test_a_time_among_other_objects_is_in_the_sessions_zone() -> None:
+    """A column of objects is what a frame has if some are nulls of another kind."""
+    values = [WALL, None, pd.NaT, float("nan"), IN_UTC]
+    assert yielded(T.TimestampType(), "Asia/Tokyo", values).to_pylist() == [
+        1_719_802_800_000_001, None, None, None, 1_719_835_200_000_001,
+    ]  # fmt: skip
+
+
+LEAVES: list[tuple[T.DataType, Any]] = [
+    (T.LongType(), 7), (T.ByteType(), 7), (T.StringType(), "x"), (T.BooleanType(), True),
+    (T.BinaryType(), b"x"), (T.DecimalType(5, 2), Decimal("1.25")), (T.TimestampType(), WALL),
+    (T.DateType(), WALL.date()), (T.TimestampNTZType(), WALL),
+    (T.DayTimeIntervalType(), datetime.timedelta(1)),
+]  # fmt: skip
+NULLS = [None, float("nan"), np.float64("nan"), pd.NaT, pd.NA]
+
+
+@pytest.mark.parametrize(("leaf", "value"), LEAVES, ids=str)
+def test_every_null_of_pandas_inside_a_value_is_null_as_in_pyspark(
+    leaf: T.DataType, value: Any
+) -> None:
+    for null in NULLS:
+        for kind, nested in [
+            (T.ArrayType(leaf), [value, null]),
+            (T.MapType(T.StringType(), leaf), {"v": value, "n": null}),
+            (struct(leaf, leaf), {"f0": value, "f1": null}),
+            (struct(leaf, leaf), (value, null)),
+        ]:
+            theirs = in_pyspark(kind, "UTC", [nested])
+            assert yielded(kind, "UTC", [nested]).equals(as_sent(kind, theirs)), (kind, null)
+
+
+@pytest.mark.parametrize("kind", [T.FloatType(), T.DoubleType()], ids=str)
+def test_nan_inside_a_value_is_a_number(kind: T.DataType) -> None:
+    """PySpark makes null of it, so that it loses a NaN that came in beside a null."""
+    numbers = [0.5, math.nan, None]
+    of_pandas: list[list[Any]] = [[0.5, math.nan, null] for null in (None, pd.NA, pd.NaT)]
+    expected = as_sent(T.ArrayType(kind), [numbers])
+    for values in of_pandas:
+        assert yielded(T.ArrayType(kind), "UTC", [values]).equals(expected)
+    array = np.array(numbers[:2])
+    assert yielded(T.ArrayType(kind), "UTC", [array]).to_pylist() == ['{"c0":[0.5,"NaN"]}']
+
+
+def test_integers_that_numpy_made_floats_beside_nan() -> None:
+    kind = T.ArrayType(T.LongType())
+    assert yielded(kind, "UTC", [np.array([1, np.nan])]).to_pylist() == ['{"c0":[1,null]}']
+    with pytest.raises(StateValueError, match="'a' is array<bigint>"):
+        yielded(kind, "UTC", [[0.5]])
+
+
+@pytest.mark.parametrize("value", ["text", {1: 2}, np.array(1)], ids=repr)
+def test_what_is_no_list_is_refused(value: Any) -> None:
+    for leaf in (T.StringType(), T.DateType()):
+        with pytest.raises(StateValueError, match="'a' is array<"):
+            yielded(T.ArrayType(leaf), "UTC", [value])

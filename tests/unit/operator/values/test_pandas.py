@@ -1,19 +1,30 @@
-"""Processors get frames with the dtypes and values that PySpark's worker gives."""
+"""Processors get frames with the dtypes and values of PySpark's worker, and may yield them."""
 
 from __future__ import annotations
 
+import datetime
 from decimal import Decimal
 from typing import Any
 
 import pandas as pd
 import pyarrow as pa
 import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
 from pyspark.sql import types as T
 from pyspark.sql.conversion import ArrowArrayToPandasConversion
 from pyspark.sql.pandas.types import to_arrow_type
 
+from pyspark_ckpt.errors import InputRowsError
+from pyspark_ckpt.operator.modes.pandas import PandasOutput
 from pyspark_ckpt.operator.rows.input import InputColumns
+from pyspark_ckpt.operator.rows.output import OutputRows
+from pyspark_ckpt.operator.values.arrow_values import arrow_type
+from pyspark_ckpt.operator.values.codec import TupleCodec
+from pyspark_ckpt.operator.values.json import json_writer
+from pyspark_ckpt.operator.values.sent_columns import in_arrow
 from tests.unit.operator.rows.test_input import frame, schema_of
+from tests.unit.operator.spark_values import TYPES, struct
 
 VALUES: list[tuple[T.DataType, list[Any]]] = [
     (T.ByteType(), [-128, 127]),
@@ -44,3 +55,82 @@ def test_a_column_is_what_pyspark_makes_of_it(
     theirs = pd.DataFrame(list(pd.DataFrame(series).itertuples(index=False)))
     pd.testing.assert_series_equal(ours["f1"], theirs["f1"])
     assert ours["f0"].dtype == "int64"
+
+
+NOON = datetime.datetime(2024, 7, 1, 12, 0, 0, 1, tzinfo=datetime.timezone.utc)
+SHOWN_TWICE = [  # 01:30 in New York, before and after the clock is set back
+    datetime.datetime(2023, 11, 5, hour, 30, tzinfo=datetime.timezone.utc) for hour in (5, 6)
+]
+LONG_AGO = datetime.datetime.fromisoformat("0001-01-01")
+TIMES = T.ArrayType(T.TimestampType())
+NTZ = T.ArrayType(T.TimestampNTZType())
+
+
+def shown(kind: T.DataType, zone: str, *values: Any) -> pd.Series[Any]:
+    """Return a nested column as a processor sees it."""
+    schema = schema_of(T.LongType(), kind)
+    texts = [json_writer(kind)(value) for value in values]
+    sent = [in_arrow(text) if isinstance(text, dict) else text for text in texts]
+    frames = InputColumns(schema, ["f0"], zone)
+    return frames.pandas_frame(frame(schema, list(enumerate(sent))))["f1"]
+
+
+@pytest.mark.usefixtures("local_time_zone")
+@pytest.mark.parametrize("zone", ["UTC", "Asia/Tokyo", "America/New_York", "+02:00"])
+@pytest.mark.parametrize(
+    ("kind", "values"),
+    [
+        (TIMES, [[NOON, *SHOWN_TWICE], [], None]),
+        (NTZ, [[NOON.replace(tzinfo=None)], [], [LONG_AGO]]),
+        (T.MapType(T.TimestampType(), T.TimestampType()), [[(NOON, NOON)], [(NOON, None)], []]),
+        (
+            struct(T.TimestampType(), TIMES, T.TimestampNTZType()),
+            [{"f0": NOON, "f1": [NOON], "f2": None}, {"f0": None, "f1": None, "f2": LONG_AGO}],
+        ),
+    ],
+    ids=str,
+)
+def test_nested_times_are_those_of_pyspark(kind: T.DataType, values: list[Any], zone: str) -> None:
+    """They have no zone, and are in that of the session."""
+    array = pa.array(values, arrow_type(kind))
+    theirs = ArrowArrayToPandasConversion.convert(array, kind, timezone=zone)
+    assert list(map(repr, shown(kind, zone, *values))) == list(map(repr, theirs))
+
+
+def test_a_map_whose_times_a_frame_shows_as_one_is_refused() -> None:
+    with pytest.raises(InputRowsError, match=r"'f1': a map has two keys .* set spark\."):
+        shown(
+            T.MapType(T.TimestampType(), T.LongType()),
+            "America/New_York",
+            dict.fromkeys(SHOWN_TWICE, 1),
+        )
+
+
+@st.composite
+def nested_values(draw: st.DrawFn) -> tuple[T.DataType, list[Any]]:
+    kind, values = draw(TYPES)
+    if not isinstance(kind, T.ArrayType | T.MapType | T.StructType):
+        kind, values = T.ArrayType(kind), st.lists(st.none() | values, max_size=3)
+    return kind, draw(st.lists(values, min_size=1, max_size=3))
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(nested_values())
+@example((T.ArrayType(T.DoubleType()), [[0.5], [float("nan"), None], []]))
+@example((T.ArrayType(T.FloatType()), [[0.5]]))
+@example((T.ArrayType(T.DecimalType(38, 6)), [[Decimal("0.500000")]]))
+@example((TIMES, [SHOWN_TWICE]))
+@example((T.MapType(T.TimestampType(), TIMES), [{NOON: [NOON, None]}]))
+def test_what_came_in_goes_out_and_into_state(
+    local_time_zone: str, typed: tuple[T.DataType, list[Any]]
+) -> None:
+    """The session's zone is the worker's, because times in a state are in the latter."""
+    kind, values = typed
+    column = shown(kind, local_time_zone, *values)
+    schema = T.StructType([T.StructField("a", kind)])
+    rows = OutputRows(schema, "an_operator", time_zone=local_time_zone)
+    output = PandasOutput(rows)
+    output.extend([column.to_frame("a")])
+    assert output.take().column(0).equals(rows.column(schema.fields[0], values))
+    codec = TupleCodec(schema, "state 's'")
+    assert [codec.encode((value,)) for value in column] == [codec.encode((v,)) for v in values]
