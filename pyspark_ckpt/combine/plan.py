@@ -78,7 +78,9 @@ class CombinationPlan:
             ),
             _nullable([*keys.fields, *self.combination.schema.fields]),
             self.output_mode,
-            "None" if self.ttl_ms is None else "ProcessingTime",
+            # Also with a time to live: it needs no time mode, which a location fixes, and in
+            # processing time Spark runs epochs without rows, one after another.
+            "None",
             self.uid,
             None,
         )

@@ -15,7 +15,7 @@ from pyspark.sql.streaming import StatefulProcessor
 
 import pyspark_ckpt as ckpt
 from pyspark_ckpt.errors import PlanError
-from tests.query.harness import BACKEND, OFTEN, SAVEPOINT_DIR, Feed, Job
+from tests.query.harness import BACKEND, OFTEN, SAVEPOINT_DIR, Feed, Job, await_rows
 from tests.query.model import in_order
 
 INPUT = "k string, v long, f double, s string"
@@ -202,6 +202,36 @@ def test_a_function_of_the_user(job: Job, tmp_path: Path) -> None:
     feed.add(rows_of(2, 500))
     job.run()
     assert job.result() == expected(feed)
+
+
+def counting(ttl_ms: int | None = None) -> Callable[[Job], DataFrame]:
+    def plan(job: Job) -> DataFrame:
+        keyed = ckpt.key_by(job.stream(), "k")
+        return keyed.combine({"n": ckpt.Count()}, "Append", uid="totals", ttlDurationMs=ttl_ms)
+
+    return plan
+
+
+def test_a_time_to_live_is_switched_on_and_off_at_a_restart(job: Job) -> None:
+    """An entry that is older than the switch counts from there; each run is one epoch."""
+    job = job.but(output="k string, n long").using(OFTEN)
+    sums = []
+    for ttl_ms in (None, 1, 1, None):
+        job.feed.add([("a", 1)])
+        job.but(plan=counting(ttl_ms)).run()
+        sums.append(sum(n for _, n in job.result()))
+    assert sums == [1, 1 + 2, 1 + 2 + 1, 1 + 2 + 1 + 2]
+
+
+def test_a_time_to_live_runs_no_epochs_without_rows(job: Job) -> None:
+    job = job.but(output="k string, n long", plan=counting(3_600_000))
+    with job.running() as query:
+        for rows in (1, 2, 3):
+            job.feed.add([("a", 1)])
+            found = await_rows(query, job, rows)
+    assert [n for _, n in found] == [1, 2, 3]
+    commits = {path.name for path in (job.location_path / "commits").glob("[0-9]*")}
+    assert commits <= {"0", "1", "2"}
 
 
 def plan_of(df: DataFrame) -> str:
