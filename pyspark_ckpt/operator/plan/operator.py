@@ -48,6 +48,7 @@ from pyspark_ckpt.operator.run.subtask import SubtaskFunction
 from pyspark_ckpt.operator.run.user_sources import UserSources
 from pyspark_ckpt.operator.run.wake_rows import WakeRows
 from pyspark_ckpt.operator.run.without_query import BatchFunction
+from pyspark_ckpt.settings import read_settings
 
 
 class OutputMode(str, Enum):
@@ -160,6 +161,7 @@ TIMEOUTS = {
     TimeMode.EVENT_TIME: GroupStateTimeout.EventTimeTimeout,
 }
 
+_MEMORY_LIMIT = "spark.ckpt.execution.memory-limit"
 _COERCION = "spark.sql.execution.pythonUDF.pandas.intToDecimalCoercionEnabled"
 
 MakeInputMode = type[RowsInput] | type[PandasInput] | type[BatchInput] | type[ArrowInput]
@@ -357,8 +359,10 @@ class OperatorPlan:
         rows = self._rows(function)
         if self.initial is not None and function.initial is not None:
             rows = function.initial.plan(rows, self.initial.with_tokens())
+        limit = self.keyed.df.sparkSession.conf.get(_MEMORY_LIMIT, None)
+        settings = read_settings({} if limit is None else {_MEMORY_LIMIT: limit}, {})
         return rows.repartition(self.keyed.parallelism, TOKEN).mapInArrow(
-            BatchFunction(function), output.sent_schema
+            BatchFunction(function, settings.memory_limit_bytes), output.sent_schema
         )
 
     def _rows(self, function: OperatorFunction) -> DataFrame:

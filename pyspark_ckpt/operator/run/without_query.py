@@ -27,7 +27,6 @@ from pyspark_ckpt.operator.table.table import StateTable
 from pyspark_ckpt.operator.table.writes import EpochWrites
 from pyspark_ckpt.operator.task_failure import marks_errors
 from pyspark_ckpt.operator.time import NO_TIME_MS, EpochClock
-from pyspark_ckpt.settings import Settings
 from pyspark_ckpt.storage.open import Storage, open_storage
 from state_backends import open_temporary
 
@@ -42,10 +41,13 @@ class BatchFunction:
     ----------
     function
         The operator.
+    memory_limit_bytes
+        How much memory a subtask may use for rows and writes.
     """
 
-    def __init__(self, function: OperatorFunction) -> None:
+    def __init__(self, function: OperatorFunction, memory_limit_bytes: int) -> None:
         self._function = function
+        self._memory_limit_bytes = memory_limit_bytes
 
     @marks_errors
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -60,8 +62,7 @@ class BatchFunction:
     def _run(
         self, batches: Iterator[pa.RecordBatch], subtask: int, directory: Path
     ) -> Iterator[pa.RecordBatch]:
-        function = self._function
-        limit_bytes = Settings().memory_limit_bytes
+        function, limit_bytes = self._function, self._memory_limit_bytes
         handle = function.descriptor.first_handle(_NO_QUERY, subtask, _EPOCH)
         with _temporary_table(directory, limit_bytes) as table:
             processing = function.processing(handle, table, self._clock(), _EPOCH)

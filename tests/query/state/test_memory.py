@@ -6,6 +6,7 @@ import os
 import random
 import resource
 import sys
+import tempfile
 import uuid
 from collections import Counter
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from pyspark.sql.streaming import StatefulProcessor
 import pyspark_ckpt as ckpt
 from tests.query.harness import BACKEND, BACKENDS, INLINE, Job, drop_local_copies
 from tests.query.model import sequences
+from tests.query.session_conf import session_conf
 from tests.query.worker_memory import MIB, watched_workers
 
 LIMIT = "spark.ckpt.execution.memory-limit"
@@ -122,6 +124,36 @@ def test_an_epoch_beyond_the_limit(job: Job, monkeypatch: pytest.MonkeyPatch) ->
 def test_a_large_epoch(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """5,000,000 rows."""
     check_growth(job, monkeypatch, 5_000_000, "64mb", 0.2)
+
+
+class SpilledInTemporary(Measured):
+    """Emit how many files of rows there are; without a query they are in a temporary directory."""
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        del timerValues
+        found = Path(tempfile.gettempdir()).glob("pyspark_ckpt-*/**/input-*/*.arrows")
+        yield Row(k=key[0], n=sum(1 for _ in rows), spilled=len(list(found)))
+
+
+def test_a_batch_dataframe_keeps_to_the_limit_of_the_session(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(spark.sparkContext.environment, "TMPDIR", str(tmp_path))
+    rows = spark.range(20_000).selectExpr("id % 100 as k", "repeat('x', 200) as text")
+
+    def spilled(limit: str) -> int:
+        with session_conf(spark, {LIMIT: limit}):
+            df = ckpt.key_by(rows, "k").transformWithState(
+                SpilledInTemporary(), "k long, n long, spilled long", "Append", "None", uid="op"
+            )
+        found = df.collect()
+        assert sorted((row.k, row.n) for row in found) == [(k, 200) for k in range(100)]
+        return max(row.spilled for row in found)
+
+    assert spilled("100gb") == 0
+    assert spilled("1mb") > 0
+    with pytest.raises(ckpt.ConfigurationError, match=LIMIT):
+        spilled("much")
 
 
 BLOB_BYTES = 50_000
