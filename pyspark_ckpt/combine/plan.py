@@ -135,7 +135,7 @@ def rows_combined(keyed: KeyedInput, aggregates: Aggregates, *, in_any_order: bo
     _check_names([*keys.names, *aggregates.schema.names], COMBINE_ROWS)
     df = _combined(_read_columns(keyed, aggregates), keys, aggregates)
     columns = InputColumns(df.schema, keys.names, keyed.columns.time_zone)
-    return KeyedInput(df, columns, keyed.parallelism, keyed.max_parallelism)
+    return KeyedInput(df, columns, keyed.parallelism, keyed.max_parallelism, is_combined=True)
 
 
 def _read_columns(keyed: KeyedInput, combination: Aggregates | FunctionOverTables) -> DataFrame:

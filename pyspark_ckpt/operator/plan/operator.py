@@ -185,12 +185,13 @@ def check_parks_keys(make_mode: MakeInputMode, where: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class KeyedInput:
-    """A DataFrame partitioned by key."""
+    """A DataFrame partitioned by key; `is_combined` if it has the partial rows of others."""
 
     df: DataFrame
     columns: InputColumns
     parallelism: int
     max_parallelism: int
+    is_combined: bool = False
 
     def with_tokens(self) -> DataFrame:
         """Return the rows as they travel: columns, key group and token."""
@@ -265,7 +266,13 @@ class OperatorPlan:
             and not self._has_watermark
         ):
             raise PlanError(
-                f"{where}: timeMode='EventTime' needs a watermark: call withWatermark before key_by"
+                f"{where}: timeMode='EventTime' needs a watermark: "
+                + (
+                    "rows of combineRows have no event time: leave combineRows out, or use another "
+                    "timeMode"
+                    if self.keyed.is_combined
+                    else "call withWatermark before key_by"
+                )
             )
         if self.broadcast is not None and not hasattr(arguments.processor, "handleBroadcastRows"):
             raise PlanError(

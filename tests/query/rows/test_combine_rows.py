@@ -128,5 +128,7 @@ def test_what_is_refused(spark: SparkSession) -> None:
 def test_combined_rows_have_no_event_time(spark: SparkSession) -> None:
     events = spark.readStream.format("rate").load().withWatermark("timestamp", "1 second")
     combined = ckpt.key_by(events, "value").combineRows({"n": ckpt.Count()})
-    with pytest.raises(PlanError, match="needs a watermark"):
+    with pytest.raises(
+        PlanError, match="needs a watermark: rows of combineRows have no event time"
+    ):
         combined.transformWithState(Totals(), OUTPUT, "Append", "EventTime", uid="x")
