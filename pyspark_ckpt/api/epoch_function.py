@@ -20,7 +20,7 @@ from pyspark_ckpt.restarting.turn import in_batch_of
 from pyspark_ckpt.sessions.kind import is_connect
 from pyspark_ckpt.settings import EPOCH_KEY, RUNTIME_KEY
 from pyspark_ckpt.spark.log import SparkLog
-from pyspark_ckpt.spark.query import ComputedStates
+from pyspark_ckpt.spark.query import ComputedStates, jobs_begun
 from pyspark_ckpt.storage.open import open_storage
 
 
@@ -124,21 +124,27 @@ class EpochFunction:
         log = SparkLog(open_storage(runtime.checkpoint_location))
         announced = encode_announced(AnnouncedEpoch(epoch, _timestamp_ms(log, epoch)))
         _announce(session, announced)
+        jobs_before = jobs_begun(session)
         token = _current.set(EpochId(runtime.query_id, epoch, runtime.rolled_back))
         in_batch_of.set(runtime.query_id)
         try:
             with marked_errors():
                 self._function(df, epoch)
-                self._check_computed(session, runtime.query_id, epoch, log)
+                self._check_computed(session, runtime.query_id, epoch, log, jobs_before)
         finally:
             _current.reset(token)
             in_batch_of.set(None)
             _announce(session, None)
 
     def _check_computed(
-        self, session: SparkSession, query_id: str, epoch: int, log: SparkLog
+        self,
+        session: SparkSession,
+        query_id: str,
+        epoch: int,
+        log: SparkLog,
+        jobs_before: int | None,
     ) -> None:
-        missing = self._computed.missing(session, query_id, epoch, log)
+        missing = self._computed.missing(session, query_id, epoch, log, jobs_before)
         if missing:
             raise ConfigurationError(
                 f"query {query_id}, epoch {epoch}: the function of foreachBatch ran no action over "

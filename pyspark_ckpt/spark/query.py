@@ -178,6 +178,17 @@ _COMPUTED = "numStateStoreInstances"
 """Spark's metric of a node: how many partitions have computed their state."""
 
 
+def jobs_begun(session: SparkSession) -> int | None:
+    """Return how many jobs Spark has begun for all its users, ``None`` if it does not say."""
+    if is_connect(session):
+        return None
+    try:
+        return int(session.sparkContext._jsc.sc().dagScheduler().numTotalJobs())
+    except (Py4JError, AttributeError) as exc:
+        logger.debug("cannot see how many jobs Spark has begun: %s", exc)
+        return None
+
+
 class ComputedStates:
     """Knows whether the actions of a ``foreachBatch`` function computed all state of an epoch.
 
@@ -188,18 +199,39 @@ class ComputedStates:
     def __init__(self) -> None:
         self._places: list[int] = []
 
-    def missing(self, session: SparkSession, query_id: str, epoch: int, log: SparkLog) -> int:
+    def missing(
+        self,
+        session: SparkSession,
+        query_id: str,
+        epoch: int,
+        log: SparkLog,
+        jobs_before: int | None,
+    ) -> int:
         """Return of how many subtasks of an operator the state was not computed.
 
-        Called on the driver before the function returns. Spark's plan says it, or the files of its
-        state stores: over Spark Connect, where only the server has the plan, and if Spark keeps the
-        plan in another way.
+        Called on the driver before the function returns. Spark's plan counts the tasks that have
+        computed state. Tasks of several jobs may be of one subtask, so only the files of the state
+        stores say whose state there is. They are listed, too, where the plan cannot be seen: over
+        Spark Connect, where only the server has it, and if Spark keeps it in another way.
+
+        Parameters
+        ----------
+        session
+            The session of the epoch's DataFrame.
+        query_id, epoch, log
+            The query, the epoch, and Spark's files in the query's location.
+        jobs_before
+            What :func:`jobs_begun` returned before the function was called.
         """
-        known = self._in_plan(session, query_id)
-        return _in_files(log, epoch) if known is None else known
+        too_few = self._in_plan(session, query_id)
+        if too_few:
+            return too_few
+        if too_few == 0 and jobs_before is not None and jobs_begun(session) == jobs_before + 1:
+            return 0  # spares a list per subtask, which object stores charge for
+        return _in_files(log, epoch)
 
     def _in_plan(self, session: SparkSession, query_id: str) -> int | None:
-        """Return what Spark's plan of the epoch says, ``None`` if it cannot be seen."""
+        """Return how many tasks too few computed state, ``None`` if the plan cannot be seen."""
         if is_connect(session):
             return None
         try:

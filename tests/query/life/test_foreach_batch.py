@@ -196,29 +196,39 @@ def test_another_sink_chosen_after_foreach_batch(job: Job) -> None:
 
 
 @pytest.mark.parametrize("provider", ["HDFSBacked", "RocksDB"])
-@pytest.mark.parametrize("seen_in", ["files", "plan"])
-@pytest.mark.parametrize("action", ["take", "nothing"])
+@pytest.mark.parametrize("seen_in", ["plan", "files"])
+@pytest.mark.parametrize("action", ["one subtask each", "take", "nothing"])
 @pytest.mark.wide_variants
 def test_an_epoch_whose_state_is_not_computed_is_not_committed(
     job: Job, action: str, seen_in: str, provider: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Spark would commit it, and the state of the other subtasks would be gone for good.
 
-    Over Spark Connect there is no plan to be seen.
+    Over Spark Connect there is no plan to be seen. Spark 4.1 and later look for the state, too.
     """
     job = job.but(spark=job.spark.newSession())
+    job.spark.conf.set("spark.sql.streaming.stateStore.commitValidation.enabled", "false")
     job.spark.conf.set(PROVIDER, ROCKSDB.replace("RocksDB", provider))
     if seen_in == "files":
         monkeypatch.setattr(ComputedStates, "_in_plan", lambda *_: None)
     rows: list[Any] = []
     is_mended = False
 
+    def of_subtask(df: DataFrame, subtask: int) -> list[Any]:
+        return df.sparkSession.sparkContext.runJob(df.rdd, list, [subtask])
+
     def partly(df: DataFrame, epoch: int) -> None:
-        if epoch == 0 or is_mended:
+        subtasks = range(df.rdd.getNumPartitions())
+        if epoch == 0:
             df.isEmpty()  # an action over some rows does no harm beside one over all
             rows.extend(df.collect())
+        elif is_mended:  # nor do several that are over all rows together
+            rows.extend(row for subtask in subtasks for row in of_subtask(df, subtask))
         elif action == "take":
             df.take(1)
+        elif action == "one subtask each":  # as many tasks as one action over all has
+            for _ in subtasks:
+                of_subtask(df, subtasks[-1])
 
     def start() -> ckpt.CheckpointedQuery:
         writer = ckpt.write_stream(job.df()).foreachBatch(partly).outputMode("append")
