@@ -11,7 +11,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from pyspark_ckpt.api.epoch_function import EpochFunction
-from pyspark_ckpt.errors import CheckpointAbortedError, NotBuiltYetError
+from pyspark_ckpt.errors import NotBuiltYetError
 from pyspark_ckpt.sessions import connect
 from pyspark_ckpt.sessions.connect_plan import give_output_mode
 from pyspark_ckpt.sessions.kind import is_connect
@@ -292,9 +292,20 @@ class SinkWriter(DataStreamWriter):
     def _read_settings(self) -> Settings:
         return read_settings(self._conf_of_query(), self._ckpt_options)
 
-    def _use_location_once(self, url: str) -> None:
-        """Give Spark a location for this start only; the next start makes a new one."""
-        self._writer.option("checkpointLocation", url)
+    def _begin_in(self, session: SparkSession | None, location: Storage) -> None:
+        """Choose session and location of this start; the next start has others.
+
+        Parameters
+        ----------
+        session
+            The query's own session, ``None`` if it starts in the user's.
+        location
+            The query's location, which Spark does not know if the writer was given none.
+        """
+        if session is not None:
+            connect.give_session(self._writer, session)
+        if self._sink.has_no_location:
+            self._writer.option("checkpointLocation", location.url)
 
     def _start_spark(self, start: Callable[[Any], StreamingQuery]) -> StreamingQuery:
         if is_connect(self._stream):
@@ -326,25 +337,9 @@ class SinkWriter(DataStreamWriter):
         spark = self._stream.sparkSession
         if not is_connect(spark):
             return None
-        session = connect.new_session(spark)
-        connect.give_session(self._writer, session)
-        return session
+        return connect.new_session(spark)
 
-    def _start_once(
-        self,
-        start: Callable[[], StreamingQuery],
-        sink: SinkChoice,
-        storage: Storage,
-    ) -> StreamingQuery:
-        """Start Spark's query for one more epoch, with the sink that the query was started with."""
-        if self._sink != sink:
-            raise CheckpointAbortedError(
-                f"the writer of the query at {storage.url} was changed after the start, so the "
-                "query's last epoch cannot be run into the same sink: start the query again"
-            )
-        when = self._when
-        self.trigger(once=True)
-        try:
-            return start()
-        finally:
-            self.trigger(**when)
+    def _start_once(self, start: Callable[[Any], StreamingQuery]) -> StreamingQuery:
+        """Start Spark's query for one more epoch; for a writer that nobody else starts."""
+        self._writer.trigger(once=True)
+        return self._start_spark(start)

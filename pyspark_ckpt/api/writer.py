@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -389,25 +388,25 @@ class CheckpointedStreamWriter(SinkWriter):
         self._check_sink_over_connect()
         table = launch.table_of(self)
         sink_log = self._sink.file_sink_log(spark, table)
-        # Last: nobody deletes a temporary location if one of the lines above raises.
-        place = place or self._place(table)
-        storage = place.storage
-        if self._sink.has_no_location:
-            self._use_location_once(storage.url)
-        start = partial(self._start_spark, launch.start)
-        spark_query = StartOfSpark(
-            start,
-            partial(self._start_once, start, deepcopy(self._sink), storage),
-            ends_by_itself=bool(self._when.get("availableNow") or self._when.get("once")),
-            announces_epochs=table is None and self._sink.format == FOREACH_BATCH,
-            session=self._session_of_query(),
-            location_is_temporary=place.is_temporary,
-            name=self._sink.query_name,
-        )
         again = self._copy()
         again._conf = self._conf_of_query()  # the session's may be for other queries by then
         again._migrations = {}  # what the restore was allowed is not for later restarts in place
         again._restore_from.pop("allow_non_restored_state", None)
+        # Last: nobody deletes a temporary location if one of the lines above raises.
+        place = place or self._place(table)
+        storage = place.storage
+        session = self._session_of_query()
+        for writer in (self, again):
+            writer._begin_in(session, storage)
+        spark_query = StartOfSpark(
+            partial(self._start_spark, launch.start),
+            partial(again._start_once, launch.start),  # the user may change this writer meanwhile
+            ends_by_itself=bool(self._when.get("availableNow") or self._when.get("once")),
+            announces_epochs=table is None and self._sink.format == FOREACH_BATCH,
+            session=session,
+            location_is_temporary=place.is_temporary,
+            name=self._sink.query_name,
+        )
         return QueryStart(
             self._stream,
             settings,

@@ -328,3 +328,18 @@ def test_drain(job: Job) -> None:
     assert fork.result() == in_order([(k, "row", 20) for k in KEYS])
     job.run()
     assert job.result() == in_order(emitted + [(k, "row", 20) for k in KEYS])
+
+
+def test_a_drain_is_into_the_sink_that_the_query_was_started_with(job: Job) -> None:
+    """Not into what its writer was given since; also at a location that Spark does not know."""
+    job = timed(job)
+    job.feed.add([(k, 10, at(0)) for k in KEYS])
+    seen: list[Row] = []
+    of_another: list[Row] = []
+    writer = ckpt.write_stream(job.df()).foreachBatch(lambda df, _: seen.extend(df.collect()))
+    query = writer.start()
+    query.processAllAvailable()
+    writer.foreachBatch(lambda df, _: of_another.extend(df.collect()))
+    query.stopWithSavepoint(str(job.base / "savepoints"), drain=True)
+    assert of_another == []
+    assert in_order(seen) == in_order([(k, what, 10) for k in KEYS for what in ("row", "timer")])
