@@ -305,7 +305,7 @@ class SinkWriter(DataStreamWriter):
         if session is not None:
             connect.give_session(self._writer, session)
         if self._sink.has_no_location:
-            self._writer.option("checkpointLocation", location.url)
+            self._writer.option("checkpointLocation", location.hadoop_url)
 
     def _start_spark(self, start: Callable[[Any], StreamingQuery]) -> StreamingQuery:
         if is_connect(self._stream):

@@ -127,6 +127,22 @@ def test_below_spark_s_root(job: Job) -> None:
     assert sorted(seen) == expected(job.feed.rows)
 
 
+def test_hadoop_s_default_file_system_is_another_one(job: Job) -> None:
+    """Spark would look for a path without a scheme there, and this library on the disk."""
+    job.feed.add(events_of(0))
+    of_hadoop = {
+        "fs.defaultFS": "viewfs://cluster/",
+        "fs.viewfs.impl": "org.apache.hadoop.fs.viewfs.ViewFileSystem",
+        "fs.AbstractFileSystem.viewfs.impl": "org.apache.hadoop.fs.viewfs.ViewFs",
+        f"fs.viewfs.mounttable.cluster.link.{job.feed.path}": f"file://{job.feed.path}",
+    }
+    seen: list[Any] = []
+    with session_conf(job.spark, of_hadoop):
+        query = writer(job, "foreachBatch", seen).start()
+        query.awaitTermination()
+    assert sorted(seen) == expected(job.feed.rows)
+
+
 def test_other_sinks_need_one(job: Job) -> None:
     def parquet(df: DataFrame) -> ckpt.CheckpointedStreamWriter:
         return ckpt.write_stream(df).format("parquet").option("path", str(job.base / "out"))
