@@ -17,6 +17,7 @@ from pyspark_ckpt.errors import (
     CorruptFileError,
     UnsafePathError,
 )
+from pyspark_ckpt.formats.layout import REQUESTS
 from pyspark_ckpt.formats.modes import SavepointFormat
 from pyspark_ckpt.formats.requests import Action, Answer, Claimant, Request, RequestFiles
 from pyspark_ckpt.history.records import Savepoint
@@ -152,7 +153,10 @@ class RequestHandler:
     """Claims, carries out and answers the requests to one query.
 
     `taken` has the ids of the requests that this process has claimed, also in earlier runs, and of
-    those with a claim that cannot be read.
+    those with a claim that cannot be read, or that this process may not answer.
+
+    Requests that the driver's user may not read or write stay as they are. The log says so once,
+    and the query runs on, because whoever posts them may make their directory as another user.
 
     Parameters
     ----------
@@ -180,6 +184,9 @@ class RequestHandler:
         self._under_way = under_way
         self._free = threading.Semaphore(AT_ONCE)
         self.taken: set[str] = set()
+        self._denied: set[str] = set()
+        """The ids of the requests that this process may not claim."""
+        self._may_look = True
 
     def refuse_interrupted(self) -> None:
         """Refuse the requests that an earlier driver claimed and did not answer before it ended.
@@ -189,20 +196,20 @@ class RequestHandler:
         OSError, CkptError
             If the requests cannot be read or answered.
         """
-        for request_id in self._files.unanswered_ids():
+        for request_id in self._found(self._files.unanswered_ids):
             if request_id in self.taken:
                 continue
             try:
                 claim = self._files.claim_of(request_id)
-            except (CorruptFileError, UnsafePathError) as exc:
-                # It was taken by somebody, and will be as unreadable in each later turn.
+                if claim is not None and claim.by is Claimant.QUERY:
+                    self._refuse(
+                        request_id,
+                        "the query's driver ended before the request was done: repeat it",
+                    )
+            except (CorruptFileError, UnsafePathError, PermissionError) as exc:
+                # It was taken by somebody, and the error is the same in each later turn.
                 self.taken.add(request_id)
                 logger.warning("%s: request %s has no answer: %s", self._where, request_id, exc)
-                continue
-            if claim is not None and claim.by is Claimant.QUERY:
-                self._refuse(
-                    request_id, "the query's driver ended before the request was done: repeat it"
-                )
 
     def poll(self) -> None:
         """Begin the requests that have not expired; called by the coordinator's thread.
@@ -212,12 +219,24 @@ class RequestHandler:
         OSError, CkptError
             If the requests cannot be listed, claimed or answered.
         """
-        for request_id in self._files.open_ids():
+        for request_id in self._found(self._files.open_ids):
+            if request_id in self._denied:
+                continue
             if not self._free.acquire(blocking=False):
                 return
             has_begun = False
             try:
                 has_begun = self._begin(request_id)
+            except PermissionError as exc:
+                self._denied.add(request_id)
+                logger.warning(
+                    "%s: request %s is not taken, or not answered: %s. Let the user of this driver "
+                    "write in %s, and repeat the request",
+                    self._where,
+                    request_id,
+                    exc,
+                    self._directory,
+                )
             finally:
                 if not has_begun:
                     self._free.release()
@@ -226,8 +245,32 @@ class RequestHandler:
         """Refuse the open requests, because the query has ended."""
         with _logged(self._where):
             for request_id in self._files.open_ids():
+                if request_id in self._denied:
+                    continue
                 if self._files.claim(request_id, Claimant.QUERY):
                     self._refuse(request_id, "the query has ended: start it and repeat the request")
+
+    def _found(self, ids: Callable[[], list[str]]) -> list[str]:
+        """Return ids of requests; none, and a word in the log, where this process may not look."""
+        try:
+            found = ids()
+        except (PermissionError, UnsafePathError) as exc:
+            if self._may_look:
+                logger.warning(
+                    "%s: nobody can ask this query for anything from outside: %s. Let the user of "
+                    "this driver read and write in the directory %s",
+                    self._where,
+                    exc,
+                    self._directory,
+                )
+            self._may_look = False
+            return []
+        self._may_look = True
+        return found
+
+    @property
+    def _directory(self) -> str:
+        return f"{self._where}/{REQUESTS}"
 
     def _begin(self, request_id: str) -> bool:
         """Claim a request; return whether a thread carries it out now."""
@@ -297,8 +340,8 @@ class RequestHandler:
         return self._actions.savepoint(target, request.format)
 
     def _refuse(self, request_id: str, why: str) -> None:
-        logger.warning("%s: request %s is refused: %s", self._where, request_id, why)
         self._files.answer(request_id, Answer(at_ms=now_ms(), error=why[:_MAX_ERROR]))
+        logger.warning("%s: request %s is refused: %s", self._where, request_id, why)
 
 
 class _logged:  # noqa: N801  # reads as the statement it is

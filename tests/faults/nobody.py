@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 
 NOBODY = 65534
 
@@ -29,6 +31,14 @@ def as_nobody(function: Callable[[], object]) -> str:
         said = pipe.read().decode()
     os.waitpid(child, 0)
     return said
+
+
+def let_enter(path: Path) -> None:
+    """Let others enter a temporary directory; pytest's own above it are for its user only."""
+    root = os.environ.get("PYTEST_DEBUG_TEMPROOT") or tempfile.gettempdir()
+    for each in (path, *path.parents):
+        if root in map(str, each.parents):
+            each.chmod(0o755)
 
 
 def _raised(function: Callable[[], object]) -> str:

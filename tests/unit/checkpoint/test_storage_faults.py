@@ -24,7 +24,7 @@ from pyspark_ckpt.stores.directory import CompletedCheckpoints
 from tests.faults.disk import Disk
 from tests.faults.epochs import Epochs, files_of, restored_epoch
 from tests.faults.faulty_storage import FAULTS, FaultyStorage, Plan, StaleStorage
-from tests.faults.nobody import as_nobody
+from tests.faults.nobody import as_nobody, let_enter
 
 Taken = CompletedCheckpoint | CheckpointAbortedError
 
@@ -348,10 +348,7 @@ def forbidden(tmp_path: Path) -> Iterator[LocalStorage]:
     """A checkpoints directory below one that others may not enter."""
     above = tmp_path / "above"
     above.mkdir()
-    root = os.environ.get("PYTEST_DEBUG_TEMPROOT") or tempfile.gettempdir()
-    for path in (above, *above.parents):
-        if root in map(str, path.parents):  # pytest's own, for its user only
-            path.chmod(0o755)
+    let_enter(above)
     yield LocalStorage(above / "checkpoints")
     above.chmod(0o755)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import secrets
@@ -14,6 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from pyspark_ckpt.checkpoint.tolerance import SHORTEST_MS
 from pyspark_ckpt.cli.main import main
 from pyspark_ckpt.clock import now_ms
 from pyspark_ckpt.errors import CkptError, ConfigurationError, CorruptFileError, UnsafePathError
@@ -25,8 +27,11 @@ from pyspark_ckpt.formats.requests import (
     RequestFiles,
 )
 from pyspark_ckpt.history.records import Savepoint
+from pyspark_ckpt.query.housekeeping import Housekeeping
 from pyspark_ckpt.query.requests import Actions, RequestHandler, WorkUnderWay, savepoint_target
+from pyspark_ckpt.settings import Settings
 from pyspark_ckpt.storage.open import Storage, open_storage
+from tests.faults.nobody import as_nobody, let_enter
 
 REQUEST = (
     b'{"action":"stop","requested_at_ms":1,"expires_at_ms":9999999999999,"requested_by":"x",'
@@ -279,6 +284,50 @@ def test_a_damaged_claim_harms_no_other_request(
     assert files.answer_to(damaged) is None
     assert answered(query, files, waiting).error is None
     assert len(query.calls) == 1
+
+
+@pytest.mark.parametrize(
+    ("right", "said"), [(0o555, "request {} is not taken"), (0o000, "nobody can ask this query")]
+)
+def test_a_directory_of_another_user_harms_nobody(
+    query: Query,
+    files: RequestFiles,
+    storage: Storage,
+    savepoints: Path,
+    caplog: pytest.LogCaptureFixture,
+    right: int,
+    said: str,
+) -> None:
+    """The log says so once, the query runs on, and what it may take later is done."""
+    left, waiting = files.post(request()), files.post(request())
+    assert files.claim(left, Claimant.QUERY)
+    clock_ms = 0
+    housekeeping = Housekeeping(query.requests, lambda: None, Settings(), lambda: clock_ms, 0)
+
+    def run_on() -> list[str]:
+        nonlocal clock_ms
+        for turn_ms in range(0, 3 * SHORTEST_MS, SHORTEST_MS // 2):
+            clock_ms = turn_ms
+            housekeeping.do(has_won=True)
+        warned = [each.getMessage() for each in caplog.records]
+        (storage.root / "requests").rename(storage.root / "before")
+        answer = answered(query, files, files.post(request()))
+        assert len(caplog.records) == len(warned)
+        query.requests.close()
+        return [*warned, answer.path]
+
+    let_enter(storage.root.parent)
+    for writable in (storage.root, savepoints):
+        writable.mkdir(exist_ok=True)
+        writable.chmod(0o777)
+    (storage.root / "requests").chmod(right)
+    told = as_nobody(run_on)
+    assert told.startswith("returned "), told
+    *warned, path = ast.literal_eval(told.removeprefix("returned "))
+    assert path == f"{savepoints}/savepoint-1"
+    assert all(str(storage.root / "requests") in each for each in warned)
+    assert sum(said.format(waiting) in each for each in warned) == 1
+    assert len(warned) == (2 if right else 1), warned  # one more of what nobody can answer
 
 
 def test_a_query_that_ends_refuses_what_waits(query: Query, files: RequestFiles) -> None:
