@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 
+from pyspark_ckpt.editing.operator_job import OperatorJob
 from pyspark_ckpt.editing.operators import stored_operator
 from pyspark_ckpt.editing.state_edit import StateEdit
 from pyspark_ckpt.errors import CheckpointNotFoundError, PlanError, RestoreError
@@ -130,7 +131,7 @@ def erase_keys(
         )
     erasures = []
     for savepoint, source in zip(found, sources, strict=True):
-        erased = {uid: _encoded(source, uid, rows) for uid, rows in keys.items()}
+        erased = {uid: _encoded(session, source, uid, rows) for uid, rows in keys.items()}
         if not _may_have(session, source, erased):
             continue
         edit = StateEdit(session, source)
@@ -207,13 +208,15 @@ def _may_have(
     return _scanned(spark, source, erased)[0] > 0
 
 
-def _encoded(source: RestoreSource, uid: str, rows: DataFrame) -> frozenset[bytes]:
+def _encoded(
+    spark: SparkSession, source: RestoreSource, uid: str, rows: DataFrame
+) -> frozenset[bytes]:
     """Return the keys as an operator of a savepoint stores them, behind their key groups."""
     for stored in source.metadata.operators:
         if stored.uid == uid:
             operator = stored_operator(source, stored)
             operator.erase(rows)
-            return operator.erased_keys()
+            return OperatorJob(spark, operator).erased_keys()
     return frozenset()
 
 

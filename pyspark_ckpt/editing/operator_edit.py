@@ -1,10 +1,9 @@
-"""What an edit does with one operator, and the Spark job that writes the operator's state."""
+"""What an edit does with one operator."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import reduce
-from typing import Any
 
 import msgspec
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -12,21 +11,10 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from pyspark_ckpt.clock import now_ms
-from pyspark_ckpt.editing.entries.blocks import BLOCKS_SCHEMA, RANGE, SUBTASK, InBlocks
 from pyspark_ckpt.editing.entries.encoding import (
-    ENTRIES_SCHEMA,
-    STORED_KEY,
-    EncodeKeys,
-    EncodeOperatorState,
-    EncodeRaw,
-    EncodeState,
-    EncodeTimers,
     Place,
-    StoredValues,
 )
-from pyspark_ckpt.editing.entries.stored_entries import KeptEntries, ReadEntries
-from pyspark_ckpt.editing.entries.writing import HANDLES_SCHEMA, WriteEntries
-from pyspark_ckpt.editing.given_columns import in_python, in_spark, quoted, selected
+from pyspark_ckpt.editing.given_columns import in_spark, quoted, selected
 from pyspark_ckpt.editing.table_columns import (
     TableColumns,
     columns_of,
@@ -42,17 +30,15 @@ from pyspark_ckpt.editing.typed_frames import (
     stored_table,
 )
 from pyspark_ckpt.errors import PlanError
-from pyspark_ckpt.formats.handle import Handle, StateDescriptor, decode_handle, encode_handle
+from pyspark_ckpt.formats.handle import Handle, StateDescriptor
 from pyspark_ckpt.formats.metadata import OperatorMetadata
 from pyspark_ckpt.formats.modes import TimeMode, TtlTime
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor, schema_fingerprint
 from pyspark_ckpt.operator.quarantine.parked_keys import KEYS_STATE
 from pyspark_ckpt.operator.rescale.tasks import newest_of
 from pyspark_ckpt.operator.rescale.unify import UnifiedStates
-from pyspark_ckpt.operator.rows.input import KEY_GROUP, TOKEN
-from pyspark_ckpt.operator.rows.key_columns import canonical_column, check_new_key
-from pyspark_ckpt.operator.rows.key_groups import subtask_tokens
-from pyspark_ckpt.operator.state.kinds import Entries, Movement, kind_of
+from pyspark_ckpt.operator.rows.key_columns import check_new_key
+from pyspark_ckpt.operator.state.kinds import Movement, kind_of
 from pyspark_ckpt.operator.table.catalog import FREE, FREE_PLACE, struct_type
 from pyspark_ckpt.operator.table.stored_keys import MAX_STATES
 from pyspark_ckpt.spark.jobs import collected
@@ -76,19 +62,9 @@ class Times:
         return self.watermark_ms or None  # as in an initial state before the first watermark
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
-    """The savepoint that the operator's files belong to."""
-
-    url: str
-    token: str
-    query_id: str
-    epoch: int
-
-
 @dataclass(slots=True)
 class OperatorEdit:
-    """The changes of one operator; nothing is written before :meth:`written`.
+    """The changes of one operator; nothing is written before ``OperatorJob.written``.
 
     Parameters
     ----------
@@ -291,42 +267,6 @@ class OperatorEdit:
         if self.timers is not None:
             self.timers = self._without(self.timers, erased)
 
-    def written(self, spark: SparkSession, target: Target, times: Times) -> list[Handle]:
-        """Write the operator's state; return the handles of its subtasks, whose files are durable.
-
-        Raises
-        ------
-        CkptError
-            If a row does not fit its state, or a stored file is corrupt.
-        pyspark.errors.PySparkException, py4j.protocol.Py4JJavaError
-            If the job fails for another reason.
-        """
-        write = WriteEntries(
-            operator=self.operator,
-            states=tuple(self.states),
-            lists=frozenset(
-                each for each in self.put if kind_of(self.states[each]).entries is Entries.CHUNKS
-            ),
-            query_id=target.query_id,
-            epoch=target.epoch,
-            target=target.url,
-            token=target.token,
-        )
-        frames = self._frames(spark, times)
-        if not frames:
-            return []
-        blocks = reduce(DataFrame.union, frames)
-        tokens = F.array(*[F.lit(token) for token in subtask_tokens(self.operator.parallelism)])
-        rows = collected(
-            blocks.withColumn(TOKEN, F.element_at(tokens, F.col(SUBTASK) + 1))
-            .repartition(self.operator.parallelism, TOKEN)
-            .drop(TOKEN)
-            .sortWithinPartitions(RANGE)
-            .mapInArrow(write, HANDLES_SCHEMA),
-            f"writing operator {self.operator.uid}",
-        )
-        return sorted((decode_handle(bytes(row[0])) for row in rows), key=_subtask)
-
     def metadata(self, handles: tuple[Handle, ...]) -> OperatorMetadata:
         """Return the operator as the savepoint describes it."""
         operator, stored = self.operator, self.stored
@@ -393,87 +333,6 @@ class OperatorEdit:
         change = RekeyRows(function, T.StructType(old), T.StructType(new), schema, self.where)
         return rows.mapInArrow(change, schema)
 
-    def _frames(self, spark: SparkSession, times: Times) -> list[DataFrame]:
-        """Return the entries of the operator, in several frames."""
-        frames = [self._encoded(state_id, rows, times) for state_id, rows in self.put.items()]
-        if self.timers is not None:
-            columns = timer_columns(self.key_schema)
-            encode_timers = self._in_blocks(EncodeTimers(self.place))
-            frames.append(self._mapped(self.timers, columns, encode_timers, BLOCKS_SCHEMA))
-        if self.raw is not None:
-            encode_raw = self._in_blocks(EncodeRaw(self.operator.parallelism))
-            frames.append(self.raw.mapInArrow(encode_raw, BLOCKS_SCHEMA))
-        if self.stored is not None and self.stored.handles:
-            frames.append(self.kept_entries(spark))
-        return frames
-
-    def kept_entries(self, spark: SparkSession) -> DataFrame:
-        """Return the entries that are kept as they are stored."""
-        assert self.stored is not None  # the caller asks for those of a stored operator
-        assert self.unified is not None
-        kept = KeptEntries(
-            unified=self.unified,
-            states=frozenset(range(len(self.unified.states))) - self.dropped - self.put.keys(),
-            timers=self.timers is None,
-            raw=self.raw is None,
-            erased=self.erased_keys(),
-            keyed=self.keyed,
-        )
-        handles = tuple(map(encode_handle, self.stored.handles))
-        places = spark.range(len(handles), numPartitions=len(handles))
-        read = ReadEntries(handles, self.source, kept)
-        return places.mapInArrow(self._in_blocks(read), BLOCKS_SCHEMA)
-
-    def erased_keys(self) -> frozenset[bytes]:
-        """Return the keys that are removed as they are stored, each behind its key group."""
-        found: set[bytes] = set()
-        columns = TableColumns(keys=tuple(self.key_schema.fields))
-        for keys in self.erased:
-            encoded = self._mapped(keys, columns, EncodeKeys(self.place), ENTRIES_SCHEMA)
-            rows = collected(
-                encoded.select(STORED_KEY), f"keys to erase of operator {self.operator.uid}"
-            )
-            found.update(bytes(row[0]) for row in rows)
-        return frozenset(found)
-
-    def _encoded(self, state_id: int, rows: DataFrame, times: Times) -> DataFrame:
-        state, columns = self.states[state_id], self.columns(state_id)
-        has_times = columns.expires_at is not None and columns.expires_at in rows.columns
-        if columns.expires_at is not None and not has_times:
-            columns = replace(columns, expires_at=None)
-        stored_values = StoredValues(state_id, state, times.of(state), has_times=has_times)
-        if self.movement(state_id) is not Movement.WITH_KEY:
-            return self._of_subtasks(rows, columns, stored_values)
-        encode = self._in_blocks(EncodeState(self.place, stored_values))
-        return self._mapped(rows, columns, encode, BLOCKS_SCHEMA)
-
-    def _of_subtasks(
-        self, rows: DataFrame, columns: TableColumns, values: StoredValues
-    ) -> DataFrame:
-        """Return encoded rows of a state that belongs to subtasks, or is the same in all."""
-        parallelism = self.operator.parallelism
-        named = [quoted(name) for name, _ in columns.all_of()]
-        if columns.subtask is None:
-            every = F.explode(F.sequence(F.lit(0), F.lit(parallelism - 1)))
-            named.insert(0, every.alias("__ckpt_subtask"))
-        encode = self._in_blocks(EncodeOperatorState(parallelism, values))
-        return rows.select(*named).mapInArrow(encode, BLOCKS_SCHEMA)
-
-    def _in_blocks(self, encode: Any) -> InBlocks:
-        return InBlocks(encode, self.operator.parallelism, self.operator.max_parallelism)
-
-    def _mapped(
-        self, rows: DataFrame, columns: TableColumns, encode: Any, schema: T.StructType
-    ) -> DataFrame:
-        """Return encoded rows; the first column that `encode` gets is the key group."""
-        # In the type of the column, whose parts may all be null.
-        types = [in_python(each.dataType) for each in columns.keys]
-        named_keys = zip(columns.keys, types, strict=True)
-        keys = [canonical_column(quoted(each.name), kind) for each, kind in named_keys]
-        group = F.pmod(F.hash(*keys), F.lit(self.operator.max_parallelism))
-        named = [quoted(name) for name, _ in columns.all_of()]
-        return rows.select(group.alias(KEY_GROUP), *named).mapInArrow(encode, schema)
-
     def _without_erased(self, rows: DataFrame) -> DataFrame:
         """Return stored rows without those of erased keys."""
         return reduce(self._without, self.erased, rows)
@@ -485,7 +344,3 @@ class OperatorEdit:
         same = [quoted(name).eqNullSafe(F.col(erased)) for name, erased in named]
         erased = F.broadcast(keys.toDF(*names))
         return rows.join(erased, on=reduce(Column.__and__, same), how="left_anti")
-
-
-def _subtask(handle: Handle) -> int:
-    return handle.subtask

@@ -10,7 +10,8 @@ import msgspec
 from pyspark.sql import SparkSession
 
 from pyspark_ckpt.clock import now_ms
-from pyspark_ckpt.editing.operator_edit import OperatorEdit, Target, Times
+from pyspark_ckpt.editing.operator_edit import OperatorEdit, Times
+from pyspark_ckpt.editing.operator_job import OperatorJob, Target
 from pyspark_ckpt.errors import CheckpointAbortedError, CkptError
 from pyspark_ckpt.formats.metadata import EpochContents, OperatorMetadata, SourceLog
 from pyspark_ckpt.formats.modes import SavepointFormat
@@ -130,7 +131,7 @@ class Saving:
         with shown_progress(what, total, jobs.tasks) as progress, jobs.running():
             for each in changed:
                 try:
-                    handles = each.written(self.spark, target, times)
+                    handles = OperatorJob(self.spark, each).written(target, times)
                 except CkptError:  # some are PySpark's errors too
                     raise
                 except JOB_ERRORS as exc:

@@ -1,0 +1,184 @@
+"""The Spark job that writes the state of an operator as an edit leaves it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from pyspark_ckpt.editing.entries.blocks import BLOCKS_SCHEMA, RANGE, SUBTASK, InBlocks
+from pyspark_ckpt.editing.entries.encoding import (
+    ENTRIES_SCHEMA,
+    STORED_KEY,
+    EncodeKeys,
+    EncodeOperatorState,
+    EncodeRaw,
+    EncodeState,
+    EncodeTimers,
+    StoredValues,
+)
+from pyspark_ckpt.editing.entries.stored_entries import KeptEntries, ReadEntries
+from pyspark_ckpt.editing.entries.writing import HANDLES_SCHEMA, WriteEntries
+from pyspark_ckpt.editing.given_columns import in_python, quoted
+from pyspark_ckpt.editing.operator_edit import OperatorEdit, Times
+from pyspark_ckpt.editing.table_columns import TableColumns, timer_columns
+from pyspark_ckpt.formats.handle import Handle, decode_handle, encode_handle
+from pyspark_ckpt.operator.rows.input import KEY_GROUP, TOKEN
+from pyspark_ckpt.operator.rows.key_columns import canonical_column
+from pyspark_ckpt.operator.rows.key_groups import subtask_tokens
+from pyspark_ckpt.operator.state.kinds import Entries, Movement, kind_of
+from pyspark_ckpt.spark.jobs import collected
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The savepoint that the operator's files belong to."""
+
+    url: str
+    token: str
+    query_id: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorJob:
+    """The job of one operator.
+
+    Parameters
+    ----------
+    spark
+        The session whose executors do the work.
+    edit
+        The operator and its changes.
+    """
+
+    spark: SparkSession
+    edit: OperatorEdit
+
+    def written(self, target: Target, times: Times) -> list[Handle]:
+        """Write the operator's state; return the handles of its subtasks, whose files are durable.
+
+        Raises
+        ------
+        CkptError
+            If a row does not fit its state, or a stored file is corrupt.
+        pyspark.errors.PySparkException, py4j.protocol.Py4JJavaError
+            If the job fails for another reason.
+        """
+        operator, states = self.edit.operator, self.edit.states
+        write = WriteEntries(
+            operator=operator,
+            states=tuple(states),
+            lists=frozenset(
+                each for each in self.edit.put if kind_of(states[each]).entries is Entries.CHUNKS
+            ),
+            query_id=target.query_id,
+            epoch=target.epoch,
+            target=target.url,
+            token=target.token,
+        )
+        frames = self._frames(times)
+        if not frames:
+            return []
+        blocks = reduce(DataFrame.union, frames)
+        tokens = F.array(*[F.lit(token) for token in subtask_tokens(operator.parallelism)])
+        rows = collected(
+            blocks.withColumn(TOKEN, F.element_at(tokens, F.col(SUBTASK) + 1))
+            .repartition(operator.parallelism, TOKEN)
+            .drop(TOKEN)
+            .sortWithinPartitions(RANGE)
+            .mapInArrow(write, HANDLES_SCHEMA),
+            f"writing operator {operator.uid}",
+        )
+        return sorted((decode_handle(bytes(row[0])) for row in rows), key=_subtask)
+
+    def _frames(self, times: Times) -> list[DataFrame]:
+        """Return the entries of the operator, in several frames."""
+        edit = self.edit
+        frames = [self._encoded(state_id, rows, times) for state_id, rows in edit.put.items()]
+        if edit.timers is not None:
+            columns = timer_columns(edit.key_schema)
+            encode_timers = self._in_blocks(EncodeTimers(edit.place))
+            frames.append(self._mapped(edit.timers, columns, encode_timers, BLOCKS_SCHEMA))
+        if edit.raw is not None:
+            encode_raw = self._in_blocks(EncodeRaw(edit.operator.parallelism))
+            frames.append(edit.raw.mapInArrow(encode_raw, BLOCKS_SCHEMA))
+        if edit.stored is not None and edit.stored.handles:
+            frames.append(self._kept_entries(edit.stored.handles))
+        return frames
+
+    def _kept_entries(self, stored: Sequence[Handle]) -> DataFrame:
+        """Return the entries that are kept as they are stored."""
+        edit = self.edit
+        assert edit.unified is not None  # the operator is stored
+        kept = KeptEntries(
+            unified=edit.unified,
+            states=frozenset(range(len(edit.unified.states))) - edit.dropped - edit.put.keys(),
+            timers=edit.timers is None,
+            raw=edit.raw is None,
+            erased=self.erased_keys(),
+            keyed=edit.keyed,
+        )
+        handles = tuple(map(encode_handle, stored))
+        places = self.spark.range(len(handles), numPartitions=len(handles))
+        read = ReadEntries(handles, edit.source, kept)
+        return places.mapInArrow(self._in_blocks(read), BLOCKS_SCHEMA)
+
+    def erased_keys(self) -> frozenset[bytes]:
+        """Return the keys that are removed as they are stored, each behind its key group."""
+        found: set[bytes] = set()
+        columns = TableColumns(keys=tuple(self.edit.key_schema.fields))
+        for keys in self.edit.erased:
+            encoded = self._mapped(keys, columns, EncodeKeys(self.edit.place), ENTRIES_SCHEMA)
+            rows = collected(
+                encoded.select(STORED_KEY), f"keys to erase of operator {self.edit.operator.uid}"
+            )
+            found.update(bytes(row[0]) for row in rows)
+        return frozenset(found)
+
+    def _encoded(self, state_id: int, rows: DataFrame, times: Times) -> DataFrame:
+        state, columns = self.edit.states[state_id], self.edit.columns(state_id)
+        has_times = columns.expires_at is not None and columns.expires_at in rows.columns
+        if columns.expires_at is not None and not has_times:
+            columns = replace(columns, expires_at=None)
+        stored_values = StoredValues(state_id, state, times.of(state), has_times=has_times)
+        if self.edit.movement(state_id) is not Movement.WITH_KEY:
+            return self._of_subtasks(rows, columns, stored_values)
+        encode = self._in_blocks(EncodeState(self.edit.place, stored_values))
+        return self._mapped(rows, columns, encode, BLOCKS_SCHEMA)
+
+    def _of_subtasks(
+        self, rows: DataFrame, columns: TableColumns, values: StoredValues
+    ) -> DataFrame:
+        """Return encoded rows of a state that belongs to subtasks, or is the same in all."""
+        parallelism = self.edit.operator.parallelism
+        named = [quoted(name) for name, _ in columns.all_of()]
+        if columns.subtask is None:
+            every = F.explode(F.sequence(F.lit(0), F.lit(parallelism - 1)))
+            named.insert(0, every.alias("__ckpt_subtask"))
+        encode = self._in_blocks(EncodeOperatorState(parallelism, values))
+        return rows.select(*named).mapInArrow(encode, BLOCKS_SCHEMA)
+
+    def _in_blocks(self, encode: Any) -> InBlocks:
+        return InBlocks(encode, self.edit.operator.parallelism, self.edit.operator.max_parallelism)
+
+    def _mapped(
+        self, rows: DataFrame, columns: TableColumns, encode: Any, schema: T.StructType
+    ) -> DataFrame:
+        """Return encoded rows; the first column that `encode` gets is the key group."""
+        # In the type of the column, whose parts may all be null.
+        types = [in_python(each.dataType) for each in columns.keys]
+        named_keys = zip(columns.keys, types, strict=True)
+        keys = [canonical_column(quoted(each.name), kind) for each, kind in named_keys]
+        group = F.pmod(F.hash(*keys), F.lit(self.edit.operator.max_parallelism))
+        named = [quoted(name) for name, _ in columns.all_of()]
+        return rows.select(group.alias(KEY_GROUP), *named).mapInArrow(encode, schema)
+
+
+def _subtask(handle: Handle) -> int:
+    return handle.subtask
