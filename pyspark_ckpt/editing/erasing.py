@@ -1,39 +1,27 @@
-"""Erases keys from every savepoint of a directory, and scans the bytes of what replaces them."""
+"""Erases keys from every savepoint of a directory, and says where their bytes still are."""
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 
+from pyspark_ckpt.editing.key_search import KeyBytes, KeySearch
 from pyspark_ckpt.editing.operator_job import OperatorJob
 from pyspark_ckpt.editing.operators import stored_operator
 from pyspark_ckpt.editing.state_edit import StateEdit
 from pyspark_ckpt.errors import CheckpointNotFoundError, PlanError, RestoreError
-from pyspark_ckpt.formats.handle import decode_handle, encode_handle
 from pyspark_ckpt.formats.layout import IN_PROGRESS_NAME, METADATA_NAME, checkpoint_id_of
 from pyspark_ckpt.formats.modes import SavepointFormat
 from pyspark_ckpt.history.records import Savepoint, format_of
-from pyspark_ckpt.operator.durable.local_copy import executor_local_root
-from pyspark_ckpt.operator.durable.merged_state import merged_state
-from pyspark_ckpt.operator.table.stored_keys import KEY_GROUP_BYTES, TIME_INDEX
-from pyspark_ckpt.operator.task_failure import marks_errors
 from pyspark_ckpt.restore.source import RestoreSource
 from pyspark_ckpt.savepoint.dispose import dispose_savepoint
-from pyspark_ckpt.spark.jobs import collected
 from pyspark_ckpt.spark.paths import qualified_path
 from pyspark_ckpt.storage.open import Storage, open_storage
 
-_FOUND_SCHEMA = "own long, others long"
 _MOST_LEVELS = 10
 _OF_SAVEPOINTS = {METADATA_NAME, IN_PROGRESS_NAME}
-_FEWEST_BYTES = 4
-"""Fewer bytes are in other entries by chance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,17 +30,22 @@ class Erasure:
 
     Parameters
     ----------
-    replaced : str
-        The savepoint that had the keys; it was disposed of.
+    replaced : str, optional
+        The savepoint that had the keys, or might have had them; it was disposed of. ``None`` if the
+        savepoint has none of the keys, and stays.
     savepoint : Savepoint
-        The savepoint that replaces it.
+        The savepoint that replaces it, or that stays.
     mentions : int
-        Entries of other keys or operators in the new savepoint that contain the bytes of an erased
-        key, for example a list of friends. They are kept. Keys of fewer than four bytes are not
-        searched for there, because so few bytes are in other entries by chance.
+        Entries of other keys or operators in `savepoint` that contain the bytes of a column of an
+        erased key: in a key or map key, in a list, in a nested value, in a longer text. They are
+        kept.
     not_scanned : tuple of str
-        Files of Spark in the new savepoint, which were copied as they are: the state of Spark's own
-        operators, and logs of sources.
+        Files of `savepoint` that were not searched: Spark's, which are the state of its own
+        operators and the logs of sources, and those of a ``NATIVE`` savepoint that stays, which may
+        have what was deleted.
+    too_short : int
+        Erased keys with a column of fewer than four bytes. So few bytes are in other entries by
+        chance, so they are not searched for there, and `mentions` leaves them out.
 
     Examples
     --------
@@ -61,10 +54,11 @@ class Erasure:
     0
     """
 
-    replaced: str
+    replaced: str | None
     savepoint: Savepoint
     mentions: int
     not_scanned: tuple[str, ...]
+    too_short: int = 0
 
 
 def erase_keys(
@@ -91,7 +85,9 @@ def erase_keys(
     Returns
     -------
     list of Erasure
-        One for each savepoint that was replaced.
+        One for each savepoint in the directory, in the order of their names. Nothing of the keys is
+        left that this library can find if none of them has `mentions`, `not_scanned` or
+        `too_short`.
 
     Raises
     ------
@@ -111,6 +107,8 @@ def erase_keys(
     >>> [erasure] = ckpt.erase_keys(f"{directory}/private", {"count": person})
     >>> erasure.mentions, erasure.replaced == kept.path
     (0, True)
+    >>> erasure.too_short  # "bob" may be in a longer text
+    1
     """
     session = spark or SparkSession.getActiveSession()
     if session is None:
@@ -129,35 +127,75 @@ def erase_keys(
             f"no savepoint in {place.url} has an operator {', '.join(map(repr, sorted(unknown)))}: "
             f"they have {', '.join(map(repr, sorted(known)))}"
         )
+    wanted = [_encoded(session, source, keys) for source in sources]
+    # Of all savepoints, because the operators of one may mention the keys of another.
+    key_bytes = KeyBytes.of([key for each in wanted for of in each.values() for key in of.items()])
     erasures = []
-    for savepoint, source in zip(found, sources, strict=True):
-        erased = {uid: _encoded(session, source, uid, rows) for uid, rows in keys.items()}
-        if not _may_have(session, source, erased):
+    for savepoint, source, encoded in zip(found, sources, wanted, strict=True):
+        stored = {uid: frozenset(of) for uid, of in encoded.items()}
+        search = KeySearch(session, stored, key_bytes)
+        if (kept := _kept(source, search)) is not None:
+            erasures.append(kept)
             continue
         edit = StateEdit(session, source)
-        for uid, rows in keys.items():
-            if erased[uid]:
-                edit.erase(uid, rows)
-        erasures.append(_proven(session, source, edit.save(savepoint.parent().url), erased))
+        for uid in stored:
+            edit.erase(uid, keys[uid])
+        erasures.append(_proven(source, edit.save(savepoint.parent().url), search))
     for erasure in erasures:
-        dispose_savepoint(erasure.replaced)
+        if erasure.replaced is not None:
+            dispose_savepoint(erasure.replaced)
     return erasures
 
 
-def _proven(
-    spark: SparkSession, source: RestoreSource, made: Savepoint, erased: dict[str, frozenset[bytes]]
-) -> Erasure:
+def _encoded(
+    spark: SparkSession, source: RestoreSource, keys: Mapping[str, DataFrame]
+) -> dict[str, dict[bytes, bytes]]:
+    """Return the keys of each operator that a savepoint has, as ``OperatorJob.erased_keys``."""
+    found = {}
+    for stored in source.metadata.operators:
+        if stored.uid in keys:
+            operator = stored_operator(source, stored)
+            operator.erase(keys[stored.uid])
+            found[stored.uid] = OperatorJob(spark, operator).erased_keys()
+    return {uid: encoded for uid, encoded in found.items() if encoded}
+
+
+def _kept(source: RestoreSource, search: KeySearch) -> Erasure | None:
+    """Return a savepoint that stays, ``None`` for one that has a key, or may have a deleted one.
+
+    A native savepoint has files of the backend and of the changelog, which keep what was
+    overwritten.
+    """
+    is_native = format_of(source.metadata) is not SavepointFormat.CANONICAL
+    if is_native and search.keys:
+        return None
+    found = search.found_in(source)
+    if found.own:
+        return None
+    size_bytes = source.storage.size_bytes(METADATA_NAME) or 0
+    savepoint = Savepoint.of(source.path, source.metadata, size_bytes)
+    handles = source.metadata.handles() if is_native else ()
+    files = {file.path for handle in handles for file in handle.files()}
+    return Erasure(None, savepoint, found.mentions, _of_spark(source, files), search.too_short)
+
+
+def _proven(source: RestoreSource, made: Savepoint, search: KeySearch) -> Erasure:
     """Return what became of a savepoint, after the new one was read back."""
     new = RestoreSource(made.path)
-    own, mentions = _scanned(spark, new, erased)
-    if own:
+    found = search.found_in(new)
+    if found.own:
         raise RestoreError(
-            f"{made.path} still has {own} entries of erased keys, so {source.path} was kept: this "
-            "is a bug of the library, report it; and dispose of both savepoints by hand"
+            f"{made.path} still has {found.own} entries of erased keys, so {source.path} was kept: "
+            "this is a bug of the library, report it; and dispose of both savepoints by hand"
         )
-    logs = [log.file.path for log in new.metadata.source_logs]
-    files = [each.file.path for each in new.metadata.spark_operator_files()]
-    return Erasure(source.path, made, mentions, tuple(sorted({*logs, *files})))
+    return Erasure(source.path, made, found.mentions, _of_spark(new), search.too_short)
+
+
+def _of_spark(source: RestoreSource, others: Iterable[str] = ()) -> tuple[str, ...]:
+    """Return the files of Spark in a savepoint, and others."""
+    logs = [log.file.path for log in source.metadata.source_logs]
+    files = [each.file.path for each in source.metadata.spark_operator_files()]
+    return tuple(sorted({*logs, *files, *others}))
 
 
 def _savepoints_below(place: Storage, levels: int) -> Iterator[Storage]:
@@ -187,109 +225,3 @@ def _savepoints_below(place: Storage, levels: int) -> Iterator[Storage]:
             )
         elif inside:
             yield from _savepoints_below(below, levels - 1)
-
-
-def _may_have(
-    spark: SparkSession, source: RestoreSource, erased: dict[str, frozenset[bytes]]
-) -> bool:
-    """Return whether a savepoint has an erased key, or may have one that was deleted before.
-
-    A native savepoint has files of the backend and of the changelog, which keep what was
-    overwritten. A handle has the key at which the removal of expired entries continues.
-    """
-    if not any(erased.values()):
-        return False
-    if format_of(source.metadata) is not SavepointFormat.CANONICAL:
-        return True
-    for handle in source.metadata.handles():
-        keys = erased.get(handle.uid, frozenset())
-        if any(key[KEY_GROUP_BYTES:] in handle.sweep_from for key in keys):
-            return True
-    return _scanned(spark, source, erased)[0] > 0
-
-
-def _encoded(
-    spark: SparkSession, source: RestoreSource, uid: str, rows: DataFrame
-) -> frozenset[bytes]:
-    """Return the keys as an operator of a savepoint stores them, behind their key groups."""
-    for stored in source.metadata.operators:
-        if stored.uid == uid:
-            operator = stored_operator(source, stored)
-            operator.erase(rows)
-            return OperatorJob(spark, operator).erased_keys()
-    return frozenset()
-
-
-def _scanned(
-    spark: SparkSession, source: RestoreSource, erased: dict[str, frozenset[bytes]]
-) -> tuple[int, int]:
-    """Return how many entries have an erased key, and how many others contain one's bytes."""
-    handles = source.metadata.handles()
-    if not handles or not any(erased.values()):
-        return 0, 0
-    encoded = tuple(map(encode_handle, handles))
-    places = spark.range(len(encoded), numPartitions=len(encoded))
-    scan = _Scan(encoded, source.storage.url, erased)
-    rows = collected(places.mapInArrow(scan, _FOUND_SCHEMA), f"scanning {source.path}")
-    return sum(row.own for row in rows), sum(row.others for row in rows)
-
-
-class _Scan:
-    """The function given to ``mapInArrow`` over the places of handles: counts entries with keys."""
-
-    def __init__(
-        self, handles: tuple[bytes, ...], source: str, erased: dict[str, frozenset[bytes]]
-    ) -> None:
-        self._handles = handles
-        self._source = source
-        self._erased = erased
-
-    @marks_errors
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        storage = open_storage(self._source)
-        for batch in batches:
-            for place in batch.column(0).to_pylist():
-                own, others = self._counted(storage, self._handles[place])
-                columns = [pa.array([own], pa.int64()), pa.array([others], pa.int64())]
-                yield pa.RecordBatch.from_arrays(columns, names=["own", "others"])
-
-    def _counted(self, storage: Storage, data: bytes) -> tuple[int, int]:
-        handle = decode_handle(data)
-        patterns = {
-            # Without the head of the tuple, which other tuples do not have.
-            key[KEY_GROUP_BYTES + 1 :]
-            for keys in self._erased.values()
-            for key in keys
-        }
-        own = others = 0
-        root = executor_local_root(handle.subtask)
-        with tempfile.TemporaryDirectory(prefix="pyspark_ckpt-scan-", dir=root) as scratch:
-            for part in merged_state(storage, handle, Path(scratch)):
-                keys = pa.array(part.keys, pa.binary())
-                values = pa.array(part.values, pa.binary())
-                is_own = _has_key(keys, self._erased.get(handle.uid, frozenset()))
-                own += pc.sum(is_own).as_py() or 0
-                others += _with_bytes(keys.filter(pc.invert(is_own)), patterns)
-                others += _with_bytes(values.filter(pc.invert(is_own)), patterns)
-        return own, others
-
-
-def _has_key(keys: pa.BinaryArray, erased: frozenset[bytes]) -> pa.BooleanArray:
-    """Return whether each entry is state or a timer of an erased key."""
-    found = pa.array([False] * len(keys))
-    for key in erased:
-        group, user_key = key[:KEY_GROUP_BYTES], key[KEY_GROUP_BYTES:]
-        same_group = pc.starts_with(keys, group)
-        start = KEY_GROUP_BYTES + 1
-        of_key = pc.equal(pc.binary_slice(keys, start, start + len(user_key)), user_key)
-        by_time = pc.and_(pc.starts_with(keys, TIME_INDEX), pc.ends_with(keys, key))
-        found = pc.or_(found, pc.or_(pc.and_(same_group, of_key), by_time))
-    return found
-
-
-def _with_bytes(data: pa.BinaryArray, patterns: set[bytes]) -> int:
-    found = 0
-    for pattern in patterns:
-        if len(pattern) >= _FEWEST_BYTES:
-            found += pc.sum(pc.match_substring(data, pattern)).as_py() or 0
-    return found

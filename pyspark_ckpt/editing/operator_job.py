@@ -15,6 +15,7 @@ from pyspark_ckpt.editing.entries.blocks import BLOCKS_SCHEMA, RANGE, SUBTASK, I
 from pyspark_ckpt.editing.entries.encoding import (
     ENTRIES_SCHEMA,
     STORED_KEY,
+    VALUE,
     EncodeKeys,
     EncodeOperatorState,
     EncodeRaw,
@@ -121,7 +122,7 @@ class OperatorJob:
             states=frozenset(range(len(edit.unified.states))) - edit.dropped - edit.put.keys(),
             timers=edit.timers is None,
             raw=edit.raw is None,
-            erased=self.erased_keys(),
+            erased=frozenset(self.erased_keys()),
             keyed=edit.keyed,
         )
         handles = tuple(map(encode_handle, stored))
@@ -129,17 +130,18 @@ class OperatorJob:
         read = ReadEntries(handles, edit.source, kept)
         return places.mapInArrow(self._in_blocks(read), BLOCKS_SCHEMA)
 
-    def erased_keys(self) -> frozenset[bytes]:
-        """Return the keys that are removed as they are stored, each behind its key group."""
-        found: set[bytes] = set()
+    def erased_keys(self) -> dict[bytes, bytes]:
+        """Return the keys that are removed: as keys, behind their key groups, and as values."""
+        found: dict[bytes, bytes] = {}
         columns = TableColumns(keys=tuple(self.edit.key_schema.fields))
         for keys in self.edit.erased:
             encoded = self._mapped(keys, columns, EncodeKeys(self.edit.place), ENTRIES_SCHEMA)
             rows = collected(
-                encoded.select(STORED_KEY), f"keys to erase of operator {self.edit.operator.uid}"
+                encoded.select(STORED_KEY, VALUE),
+                f"keys to erase of operator {self.edit.operator.uid}",
             )
-            found.update(bytes(row[0]) for row in rows)
-        return frozenset(found)
+            found.update((bytes(key), bytes(value)) for key, value in rows)
+        return found
 
     def _encoded(self, state_id: int, rows: DataFrame, times: Times) -> DataFrame:
         state, columns = self.edit.states[state_id], self.edit.columns(state_id)

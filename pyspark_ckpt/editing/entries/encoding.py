@@ -242,7 +242,8 @@ class EncodeTimers:
 class EncodeKeys:
     """The function given to ``mapInArrow`` over keys: yields them as ``stored_key``.
 
-    Its key group's bytes come before the encoded key.
+    Its key group's bytes come before the encoded key. ``value`` is the key as a value is stored,
+    which has nested columns, and times without a zone, in another form.
     """
 
     def __init__(self, place: Place) -> None:
@@ -254,7 +255,10 @@ class EncodeKeys:
         for batch in batches:
             if batch.num_rows:
                 subtasks, groups, keys = self._place.heads(batch)
-                yield _batch(subtasks, joined(groups, keys), keys)
+                schema = self._place.key_schema
+                columns = batch.columns[1 : 1 + len(schema.fields)]
+                values = encoded_tuples(columns, schema, Form.VALUE)
+                yield _batch(subtasks, joined(groups, keys), values)
 
 
 def _batch(subtasks: _Numbers, keys: pa.Array, values: pa.Array) -> pa.RecordBatch:

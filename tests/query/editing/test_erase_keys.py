@@ -9,13 +9,23 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from pyspark.sql import Row, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql.streaming import StatefulProcessor
 
 import pyspark_ckpt as ckpt
+from pyspark_ckpt.operator.state.operator_states import RAW_CHUNK_BYTES
 from tests.query.harness import BACKEND, BACKENDS, OFTEN, Feed, Job, digests
 from tests.query.model import Count, expected_after
 
 EVENTS = [(name, v) for v in range(3) for name in ("ada.lovelace", "bob", "cleo")]
+
+
+def erase(directory: Path, keys: dict[str, DataFrame]) -> list[ckpt.Erasure]:
+    """Erase keys; return what became of the savepoints that had one."""
+    erasures = ckpt.erase_keys(str(directory), keys)
+    left = {str(path.parent) for path in directory.rglob("_metadata")}
+    assert {each.savepoint.path for each in erasures} == left  # no savepoint is passed over
+    return [each for each in erasures if each.replaced is not None]
 
 
 def bytes_of(directory: Path) -> bytes:
@@ -55,7 +65,7 @@ def test_no_savepoint_has_a_byte_of_the_key(
     person = spark.createDataFrame([("ada.lovelace",), ("nobody",)], "k string")
     nobody = person.where("k = 'nobody'")
 
-    erased = ckpt.erase_keys(str(savepoints), {"op": person, "other": nobody})
+    erased = erase(savepoints, {"op": person, "other": nobody})
 
     assert sorted(each.replaced for each in erased) == sorted(old)
     assert not any(Path(path).exists() for path in old)
@@ -63,7 +73,7 @@ def test_no_savepoint_has_a_byte_of_the_key(
     assert b"ada.lovelace" not in bytes_of(savepoints)
     assert b"cleo" in bytes_of(savepoints)
     assert digests(Path(untouched)) == before
-    assert ckpt.erase_keys(str(savepoints), {"op": person}) == []
+    assert erase(savepoints, {"op": person}) == []
     again = [("ada.lovelace", 7), ("bob", 8)]
     job.feed.add(again)
     for number, each in enumerate(erased):
@@ -78,19 +88,80 @@ def test_no_savepoint_has_a_byte_of_the_key(
 FORMATS = ("CANONICAL", "NATIVE")
 
 
-@pytest.mark.further
+class Others(StatefulProcessor):
+    """Keeps what mentions the keys of another operator."""
+
+    def init(self, handle: Any) -> None:
+        handle.getListState("friends", "name string")
+        handle.getValueState("text", "t string")
+        handle.getValueState("nested", "s struct<names: array<string>, ages: map<string, int>>")
+        handle.getMapState("seen", "name string", "n long")
+        handle.getValueState("data", "b binary")
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        yield from ()
+
+    def close(self) -> None:
+        pass
+
+
+def others(spark: SparkSession, name: str) -> ckpt.StateEdit:
+    """Return an edit whose operator ``others`` has 8 entries that mention a name, and some not."""
+    edit = ckpt.edit_state(spark=spark).add_operator("others", Others(), "team string, k string")
+
+    def put(state: str, columns: str, *rows: Any) -> None:
+        edit.put(
+            "others", state, spark.createDataFrame(list(rows), f"team string, k string, {columns}")
+        )
+
+    put("friends", "name string", ("red", "dora", "emil"), ("red", "emil", name))
+    put("text", "t string", ("red", "dora", f"met {name} twice"), ("blue", name, "met emil"))
+    nested = "s struct<names: array<string>, ages: map<string, int>>"
+    put("nested", nested, ("red", "dora", (["emil", name], {})), ("red", "emil", ([], {name: 36})))
+    put("seen", "name string, n long", ("red", "dora", name, 1), ("red", "dora", "emil", 1))
+    put("data", "b binary", ("red", "dora", f"\0{name}\1".encode()))
+    divided = b" " * (RAW_CHUNK_BYTES - 3) + name.encode()
+    raw = [(0, 0, divided), (0, 1, b"emil")]
+    return edit.set_raw(
+        "others", spark.createDataFrame(raw, "subtask int, stream int, data binary")
+    )
+
+
 def test_what_others_hold_of_a_key_is_counted(spark: SparkSession, tmp_path: Path) -> None:
-    rows = spark.createDataFrame([("ada.lovelace", 1), ("bob", 2)], "k string, n long")
-    edit = ckpt.edit_state(spark=spark)
-    for uid in ("op", "copy"):
-        edit.add_operator(uid, Count(), "k string").put(uid, "count", rows)
-    edit.save(str(tmp_path / "sp"))
-    person = spark.createDataFrame([("ada.lovelace",)], "k string")
-    [erased] = ckpt.erase_keys(str(tmp_path / "sp"), {"op": person})
-    assert erased.mentions == 1
-    [erased] = ckpt.erase_keys(str(tmp_path / "sp"), {"op": person, "copy": person})
-    assert erased.mentions == 0
-    assert b"ada.lovelace" not in bytes_of(tmp_path / "sp")
+    name, savepoints = "ada.lovelace", tmp_path / "sp"
+    rows = spark.createDataFrame([(name, 1), ("dora", 2)], "k string, n long")
+    edit = others(spark, name).add_operator("op", Count(), "k string")
+    old = edit.put("op", "count", rows).save(str(savepoints)).path
+    beside = others(spark, name).save(str(savepoints / "of-another-query")).path
+    person = {"op": rows.select("k").where("n = 1")}
+
+    erased = {each.replaced: each for each in ckpt.erase_keys(str(savepoints), person)}
+    assert erased.keys() == {None, old}
+    assert erased[None].savepoint.path == beside
+    assert {each.mentions for each in erased.values()} == {8}
+    assert {each.too_short for each in erased.values()} == {0}
+
+    again = ckpt.erase_keys(str(savepoints), person)  # what is left is said again
+    assert [(each.replaced, each.mentions) for each in again] == [(None, 8)] * 2
+    of_others = spark.createDataFrame([("blue", name)], "team string, k string")
+    erased = {
+        each.replaced: each
+        for each in ckpt.erase_keys(str(savepoints), {"others": of_others, **person})
+    }
+    assert {each.mentions for each in erased.values()} == {7}
+
+
+@pytest.mark.further
+def test_what_is_too_short_to_be_searched_for_is_said(spark: SparkSession, tmp_path: Path) -> None:
+    savepoints = tmp_path / "sp"
+    rows = spark.createDataFrame([("bob", 7), ("dora", 70_000)], "k string, id long")
+    edit = others(spark, "bob").add_operator("op", Count(), "k string, id long")
+    edit.put("op", "count", rows.selectExpr("*", "1L n")).save(str(savepoints))
+    [erased] = ckpt.erase_keys(str(savepoints), {"op": rows.where("k = 'bob'")})
+    assert erased.too_short == 1
+    assert erased.mentions == 5  # not those in a longer text, a binary or raw state
+    [erased] = ckpt.erase_keys(str(savepoints), {"op": rows.where("k = 'dora'")})
+    assert erased.too_short == 0
 
 
 def test_nothing_is_deleted_beside_incomplete_savepoints_and_checkpoints(
@@ -121,18 +192,18 @@ def test_an_interrupted_call_is_finished_by_the_next(spark: SparkSession, tmp_pa
     old = edit.put("op", "count", rows).save(str(savepoints))
     new = ckpt.edit_state(old.path).erase("op", person).save(str(savepoints))
     killed = shutil.copytree(savepoints, tmp_path / "killed")
-    [erasure] = ckpt.erase_keys(str(savepoints), {"op": person})
+    [erasure] = erase(savepoints, {"op": person})
     assert erasure.replaced == old.path
     assert b"ada.lovelace" not in bytes_of(savepoints)
-    assert ckpt.erase_keys(str(savepoints), {"op": person}) == []
+    assert erase(savepoints, {"op": person}) == []
 
     half = killed / Path(old.path).name
     for file in half.rglob("*.parquet"):
         file.unlink()
     with pytest.raises(ckpt.CorruptFileError, match=half.name):
-        ckpt.erase_keys(str(killed), {"op": person})
+        erase(killed, {"op": person})
     ckpt.dispose_savepoint(str(half))
-    assert ckpt.erase_keys(str(killed), {"op": person}) == []
+    assert erase(killed, {"op": person}) == []
     assert [path.name for path in killed.iterdir()] == [Path(new.path).name]
     assert b"bob" in bytes_of(killed)
     assert b"ada.lovelace" not in bytes_of(killed)
@@ -164,7 +235,7 @@ def test_savepoints_in_directories_below_are_erased_where_they_are(
     edit = edit.put("op", "count", rows)
     for place in ("sp", "sp/before-upgrade"):
         edit.save(str(tmp_path / place))
-    erased = ckpt.erase_keys(str(tmp_path / "sp"), {"op": rows.select("k")})
+    erased = erase(tmp_path / "sp", {"op": rows.select("k")})
     parents = sorted(str(Path(each.savepoint.path).parent) for each in erased)
     assert parents == [str(tmp_path / "sp"), str(tmp_path / "sp" / "before-upgrade")]
     assert b"ada.lovelace" not in bytes_of(tmp_path / "sp")
@@ -183,7 +254,7 @@ def test_savepoints_are_found_whatever_their_names_and_places(
         edit.save(str(sp / place))
     Path(edit.save(str(sp)).path).rename(sp / "before-upgrade")
     (sp / "a" / "notes.txt").write_text("no savepoint")
-    erased = ckpt.erase_keys(str(sp), {"op": rows.select("k")})
+    erased = erase(sp, {"op": rows.select("k")})
     assert len(erased) == 5
     assert b"ada.lovelace" not in bytes_of(sp)
     edit.save(str(sp.joinpath(*"abcdefghijkl")))
@@ -217,8 +288,8 @@ def test_what_the_processor_has_deleted_is_erased_too(
         query.triggerSavepoint(str(savepoints), format="NATIVE")
     assert b"ada.lovelace" in bytes_of(savepoints)
     person = spark.createDataFrame([("ada.lovelace",)], "k string")
-    [erased] = ckpt.erase_keys(str(savepoints), {"op": person})
+    [erased] = erase(savepoints, {"op": person})
     assert b"ada.lovelace" not in bytes_of(savepoints)
     assert b"bob" in bytes_of(savepoints)
     assert erased.mentions == 0
-    assert ckpt.erase_keys(str(savepoints), {"op": person}) == []
+    assert erase(savepoints, {"op": person}) == []
