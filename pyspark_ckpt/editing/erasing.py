@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pyspark.sql import DataFrame, SparkSession
 
+from pyspark_ckpt.editing.given_keys import GivenKeys
 from pyspark_ckpt.editing.key_search import KeyBytes, KeySearch
 from pyspark_ckpt.editing.operator_job import OperatorJob
 from pyspark_ckpt.editing.operators import stored_operator
@@ -62,7 +63,10 @@ class Erasure:
 
 
 def erase_keys(
-    directory: str, keys: Mapping[str, DataFrame], *, spark: SparkSession | None = None
+    directory: str,
+    keys: Mapping[str, DataFrame | Sequence[DataFrame]],
+    *,
+    spark: SparkSession | None = None,
 ) -> list[Erasure]:
     """Erase keys from every savepoint in a directory.
 
@@ -77,8 +81,10 @@ def erase_keys(
     ----------
     directory : str
         Where savepoints are, whatever their names, also in directories below it.
-    keys : Mapping of str to DataFrame
-        For each operator's uid the key columns of the keys.
+    keys : Mapping of str to DataFrame or sequence of DataFrame
+        For each operator's uid the key columns of the keys. If savepoints have other key columns
+        after a `rekey`, a list with a frame for each kind of them: a frame has the keys of the
+        savepoints whose key columns have its names, and, if some have its types too, of these only.
     spark : SparkSession, optional
         The session whose executors do the work, by default the active one.
 
@@ -93,7 +99,8 @@ def erase_keys(
     ------
     PlanError
         If the directory has checkpoints of a query, which only the query's retention deletes, or
-        too many levels, no savepoint there has one of the operators, or there is no Spark session.
+        too many levels, no savepoint there has one of the operators or the key columns of a frame,
+        a savepoint has key columns that no frame has, or there is no Spark session.
     CheckpointNotFoundError, CorruptFileError, UnsafePathError
         If there is no savepoint, or one is incomplete or damaged. It may hold the keys, so nothing
         was deleted.
@@ -121,13 +128,8 @@ def erase_keys(
             "are, not one of them and not a checkpointLocation"
         )
     sources = [RestoreSource(savepoint.url) for savepoint in found]
-    known = {operator.uid for source in sources for operator in source.metadata.operators}
-    if unknown := keys.keys() - known:
-        raise PlanError(
-            f"no savepoint in {place.url} has an operator {', '.join(map(repr, sorted(unknown)))}: "
-            f"they have {', '.join(map(repr, sorted(known)))}"
-        )
-    wanted = [_encoded(session, source, keys) for source in sources]
+    given = GivenKeys(keys, sources, place.url)
+    wanted = [_encoded(session, source, given) for source in sources]
     # Of all savepoints, because the operators of one may mention the keys of another.
     key_bytes = KeyBytes.of([key for each in wanted for of in each.values() for key in of.items()])
     erasures = []
@@ -139,7 +141,8 @@ def erase_keys(
             continue
         edit = StateEdit(session, source)
         for uid in stored:
-            edit.erase(uid, keys[uid])
+            for rows in given.of(source)[uid]:
+                edit.erase(uid, rows)
         erasures.append(_proven(source, edit.save(savepoint.parent().url), search))
     for erasure in erasures:
         if erasure.replaced is not None:
@@ -148,14 +151,15 @@ def erase_keys(
 
 
 def _encoded(
-    spark: SparkSession, source: RestoreSource, keys: Mapping[str, DataFrame]
+    spark: SparkSession, source: RestoreSource, given: GivenKeys
 ) -> dict[str, dict[bytes, bytes]]:
     """Return the keys of each operator that a savepoint has, as ``OperatorJob.erased_keys``."""
-    found = {}
+    found, keys = {}, given.of(source)
     for stored in source.metadata.operators:
         if stored.uid in keys:
             operator = stored_operator(source, stored)
-            operator.erase(keys[stored.uid])
+            for rows in keys[stored.uid]:
+                operator.erase(rows)
             found[stored.uid] = OperatorJob(spark, operator).erased_keys()
     return {uid: encoded for uid, encoded in found.items() if encoded}
 

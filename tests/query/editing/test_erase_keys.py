@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pyarrow.parquet as pq
 import pytest
-from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import Row, SparkSession
 from pyspark.sql.streaming import StatefulProcessor
 
 import pyspark_ckpt as ckpt
@@ -20,7 +21,7 @@ from tests.query.model import Count, expected_after
 EVENTS = [(name, v) for v in range(3) for name in ("ada.lovelace", "bob", "cleo")]
 
 
-def erase(directory: Path, keys: dict[str, DataFrame]) -> list[ckpt.Erasure]:
+def erase(directory: Path, keys: dict[str, Any]) -> list[ckpt.Erasure]:
     """Erase keys; return what became of the savepoints that had one."""
     erasures = ckpt.erase_keys(str(directory), keys)
     left = {str(path.parent) for path in directory.rglob("_metadata")}
@@ -293,3 +294,44 @@ def test_what_the_processor_has_deleted_is_erased_too(
     assert b"bob" in bytes_of(savepoints)
     assert erased.mentions == 0
     assert erase(savepoints, {"op": person}) == []
+
+
+def number_of(keys: pd.DataFrame) -> pd.DataFrame:
+    return keys.k.str.extract(r"(\d+)").astype(int).set_axis(["id"], axis=1)
+
+
+def same_name(keys: pd.DataFrame) -> pd.DataFrame:
+    return number_of(keys).set_axis(["k"], axis=1)
+
+
+def test_savepoints_from_before_and_after_a_rekey(spark: SparkSession, tmp_path: Path) -> None:
+    savepoints = tmp_path / "sp"
+    rows = spark.createDataFrame([("user 70001", 1), ("user 70002", 2)], "k string, n long")
+    edit = ckpt.edit_state(spark=spark).add_operator("op", Count(), "k string")
+    old = edit.put("op", "count", rows).save(str(savepoints))
+    for function, keys in ((number_of, "id long"), (same_name, "k long")):
+        edit = ckpt.edit_state(old.path).rekey("op", function, keys, as_pandas=True)
+        edit.save(str(savepoints))
+    before = digests(savepoints)
+    names = spark.createDataFrame([("user 70001",)], "k string")
+    ids = spark.createDataFrame([(70001,)], "id int")
+    numbers = spark.createDataFrame([(70001,)], "k long")
+
+    for given, says in (
+        (names, r"has keys of \((?:id|k) bigint\); .*has keys of .* no such keys are given"),
+        ([names, ids], r"has keys of \(k bigint\); and no such keys are given"),
+        ([names, ids, numbers, rows], r"the columns k, n, and .* keys of \(.*\) or \(.*\) or"),
+    ):
+        with pytest.raises(ckpt.PlanError, match=says):
+            ckpt.erase_keys(str(savepoints), {"op": given})
+    assert digests(savepoints) == before
+
+    erased = erase(savepoints, {"op": [names, ids, numbers]})
+    assert len(erased) == 3
+    assert {each.mentions for each in erased} == {0}
+    left = {
+        str(ckpt.open_state(each.savepoint.path).state("op", "count").to_pandas().iloc[0, 0])
+        for each in erased
+    }
+    assert left == {"user 70002", "70002"}
+    assert not any(erase(savepoints, {"op": [names.limit(0), ids, numbers]}))
