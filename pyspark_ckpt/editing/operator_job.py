@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
 
+import msgspec
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from pyspark_ckpt.editing.entries.blocks import BLOCKS_SCHEMA, RANGE, SUBTASK, InBlocks
+from pyspark_ckpt.editing.entries.blocks import (
+    BLOCKS_SCHEMA,
+    RANGE,
+    SUBTASK,
+    InBlocks,
+    empty_blocks,
+)
 from pyspark_ckpt.editing.entries.encoding import (
     ENTRIES_SCHEMA,
     STORED_KEY,
@@ -73,20 +80,14 @@ class OperatorJob:
         """
         operator, states = self.edit.operator, self.edit.states
         write = WriteEntries(
-            operator=operator,
-            states=tuple(states),
+            first=tuple(self._first_handles(target)),
             lists=frozenset(
                 each for each in self.edit.put if kind_of(states[each]).entries is Entries.CHUNKS
             ),
-            query_id=target.query_id,
-            epoch=target.epoch,
             target=target.url,
             token=target.token,
         )
-        frames = self._frames(times)
-        if not frames:
-            return []
-        blocks = reduce(DataFrame.union, frames)
+        blocks = reduce(DataFrame.union, self._frames(times))
         tokens = F.array(*[F.lit(token) for token in subtask_tokens(operator.parallelism)])
         rows = collected(
             blocks.withColumn(TOKEN, F.element_at(tokens, F.col(SUBTASK) + 1))
@@ -98,10 +99,20 @@ class OperatorJob:
         )
         return sorted((decode_handle(bytes(row[0])) for row in rows), key=_subtask)
 
+    def _first_handles(self, target: Target) -> Iterator[Handle]:
+        """Yield the handle of each subtask, which has no files yet."""
+        operator, states = self.edit.operator, tuple(self.edit.states)
+        for subtask in range(operator.parallelism):
+            first = operator.first_handle(target.query_id, subtask, target.epoch)
+            yield msgspec.structs.replace(first, states=states)
+
     def _frames(self, times: Times) -> list[DataFrame]:
         """Return the entries of the operator, in several frames."""
         edit = self.edit
-        frames = [self._encoded(state_id, rows, times) for state_id, rows in edit.put.items()]
+        every = self.spark.range(edit.operator.parallelism)
+        # Each subtask gets a handle, which alone says what states there are if none has entries.
+        frames = [every.select(*empty_blocks(F.col("id")))]
+        frames += [self._encoded(state_id, rows, times) for state_id, rows in edit.put.items()]
         if edit.timers is not None:
             columns = timer_columns(edit.key_schema)
             encode_timers = self._in_blocks(EncodeTimers(edit.place))

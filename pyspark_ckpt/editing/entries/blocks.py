@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from pyspark.sql import Column
+from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_schema
 
@@ -131,6 +133,15 @@ class _Bytes:
             _binary(self.offsets[starts], self.data),
             _binary(lengths.astype(np.int32), pa.py_buffer(self.lengths)),
         ]
+
+
+def empty_blocks(subtask: Column) -> list[Column]:
+    """Return the columns of a block without entries for each subtask."""
+    values = {SUBTASK: subtask, RANGE: F.lit(0)}
+    return [
+        values.get(field.name, F.lit(b"")).cast(field.dataType).alias(field.name)
+        for field in BLOCKS_SCHEMA.fields
+    ]
 
 
 def entries_by_range(batches: _Batches) -> Iterator[tuple[int, ArrowEntries]]:

@@ -24,12 +24,12 @@ from pyspark_ckpt.formats.handle import (
     CANONICAL_FORMAT,
     BaseFile,
     BaseSnapshot,
+    Handle,
     StateDescriptor,
     encode_handle,
     new_version,
 )
 from pyspark_ckpt.formats.layout import canonical_path
-from pyspark_ckpt.operator.descriptor import OperatorDescriptor
 from pyspark_ckpt.operator.durable.local_copy import executor_local_root
 from pyspark_ckpt.operator.durable.savepoint_copy import CANONICAL_NAME
 from pyspark_ckpt.operator.rescale.entries import earliest_timer_ms
@@ -58,25 +58,19 @@ class WriteEntries:
 
     Parameters
     ----------
-    operator
-        The operator as it shall be.
-    states
-        Its states; their places are the ids in the stored keys.
+    first
+        The handles of the subtasks before their files are written, by number; the places of their
+        states are the ids in the stored keys.
     lists
         The ids of the list states whose entries are single values, which become chunks.
-    query_id, epoch
-        Those of the savepoint.
     target
         The savepoint's directory.
     token
         Is in the names of its files.
     """
 
-    operator: OperatorDescriptor
-    states: tuple[StateDescriptor, ...]
+    first: tuple[Handle, ...]
     lists: frozenset[int]
-    query_id: str
-    epoch: int
     target: str
     token: str
 
@@ -94,16 +88,15 @@ class WriteEntries:
         yield pa.RecordBatch.from_arrays([pa.array([data], pa.binary())], names=["handle"])
 
     def _written(self, subtask: int, parts: Iterator[ArrowEntries]) -> bytes:
-        handle = self.operator.first_handle(self.query_id, subtask, self.epoch)
-        handle = msgspec.structs.replace(handle, states=self.states)
+        handle = self.first[subtask]
         where = f"operator {handle.uid!r}, subtask {subtask}"
-        entries = _SortedEntries(where, self.states, self.lists)
-        path = canonical_path(subtask, self.epoch, self.token)
+        entries = _SortedEntries(where, handle.states, self.lists)
+        path = canonical_path(subtask, handle.epoch, self.token)
         with closing(encode_canonical(handle, entries.parts(parts))) as content:
             file = open_storage(self.target).write(path, content)
         base = BaseSnapshot(
-            version=new_version(self.epoch),
-            epoch=self.epoch,
+            version=new_version(handle.epoch),
+            epoch=handle.epoch,
             entries=entries.count,
             files=(BaseFile(CANONICAL_NAME, file),),
             format=CANONICAL_FORMAT,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming import StatefulProcessor
 
 import pyspark_ckpt as ckpt
+from pyspark_ckpt.cli.main import main
 from tests.query.harness import (
     OFTEN,
     Feed,
@@ -24,7 +26,7 @@ from tests.query.harness import (
     flip_bit,
     gist,
 )
-from tests.query.model import events_of, expected_after
+from tests.query.model import events_of, expected, expected_after, in_order
 
 Entries = dict[bytes, bytes]
 
@@ -144,6 +146,42 @@ def test_erased_keys_are_in_no_byte(saved: Saved, tmp_path: Path, spark: SparkSe
     assert [r for r in rows if r[0] not in ("k0", "k4")] == [
         r for r in others if r[0] not in ("k0", "k4")
     ]
+
+
+@pytest.mark.parametrize("way", ["erased", "put", "first"])
+def test_a_state_without_entries_is_an_empty_table(
+    saved: Saved, tmp_path: Path, spark: SparkSession, way: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing else says which states there are, and what their columns are."""
+    names = ["count", "recent", "tally"]
+    edit = (
+        ckpt.edit_state(saved.canonical)
+        if way != "first"
+        else ckpt.edit_state(query=saved.job.df())
+    )
+    if way == "erased":
+        edit.erase("op", edit.table("op", "count").select("k"))
+    else:
+        for name in names:
+            edit.put("op", name, edit.table("op", name).limit(0))
+    empty = edit.save(str(tmp_path / "edited")).path
+
+    with ckpt.open_state(empty) as snapshot, ckpt.open_state(saved.canonical) as before:
+        states = snapshot.states().drop(columns="subtasks")
+        assert states.equals(before.states().drop(columns="subtasks"))
+        for name in names:
+            table = snapshot.state("op", name).to_arrow().read_all()
+            assert table.equals(before.state("op", name).schema.empty_table())
+    spark.dataSource.register(ckpt.StateDataSource)
+    reader = spark.read.format("pyspark_ckpt.state").option("operator", "op")
+    frame = reader.option("state", "tally").load(empty)
+    assert frame.columns == ["k", "bucket", "times", "last"]
+    assert frame.count() == 0
+    assert main(["state", empty, "--state", "count", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["rows"] == []
+    first = 0 if way == "first" else 2  # where the source continues
+    events = [event for epoch in range(first, 3) for event in events_of(epoch)]
+    assert later(saved.job, empty, tmp_path) == in_order(expected(events))
 
 
 def test_rows_that_are_put_after_an_erasure_stay(
