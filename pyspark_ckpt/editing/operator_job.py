@@ -40,6 +40,7 @@ from pyspark_ckpt.operator.rows.input import KEY_GROUP, TOKEN
 from pyspark_ckpt.operator.rows.key_columns import canonical_column
 from pyspark_ckpt.operator.rows.key_groups import subtask_tokens
 from pyspark_ckpt.operator.state.kinds import Entries, Movement, kind_of
+from pyspark_ckpt.operator.table.catalog import FREE, FREE_PLACE
 from pyspark_ckpt.spark.jobs import collected
 
 
@@ -100,11 +101,34 @@ class OperatorJob:
         return sorted((decode_handle(bytes(row[0])) for row in rows), key=_subtask)
 
     def _first_handles(self, target: Target) -> Iterator[Handle]:
-        """Yield the handle of each subtask, which has no files yet."""
-        operator, states = self.edit.operator, tuple(self.edit.states)
+        """Yield the handle of each subtask, which has no files yet.
+
+        Broadcast state that is kept stays with the subtasks that have it. If the others had it too,
+        without entries, nobody could tell which is the copy that counts; nor without the epochs,
+        because that of the newest subtask counts.
+        """
+        operator, stored = self.edit.operator, self.edit.stored
+        handles = {} if stored is None else {each.subtask: each for each in stored.handles}
+        copied = {name for each in handles.values() for name in _names(each)} & self._kept_copies()
+        # A subtask that had no epoch is no newer than any other.
+        no_epoch = min((each.epoch for each in handles.values()), default=target.epoch)
         for subtask in range(operator.parallelism):
-            first = operator.first_handle(target.query_id, subtask, target.epoch)
-            yield msgspec.structs.replace(first, states=states)
+            before = handles.get(subtask)
+            lacking = copied if before is None else copied - _names(before)
+            epoch = no_epoch if before is None else before.epoch
+            first = operator.first_handle(target.query_id, subtask, epoch)
+            states = (FREE_PLACE if each.name in lacking else each for each in self.edit.states)
+            yield msgspec.structs.replace(first, states=tuple(states))
+
+    def _kept_copies(self) -> set[str]:
+        """Return the names of the broadcast states whose stored entries are kept."""
+        return {
+            state.name
+            for state_id, state in enumerate(self.edit.states)
+            if state.kind != FREE
+            and state_id not in self.edit.put
+            and self.edit.movement(state_id) is Movement.COPIED
+        }
 
     def _frames(self, times: Times) -> list[DataFrame]:
         """Return the entries of the operator, in several frames."""
@@ -191,6 +215,11 @@ class OperatorJob:
         group = F.pmod(F.hash(*keys), F.lit(self.edit.operator.max_parallelism))
         named = [quoted(name) for name, _ in columns.all_of()]
         return rows.select(group.alias(KEY_GROUP), *named).mapInArrow(encode, schema)
+
+
+def _names(handle: Handle) -> set[str]:
+    """Return the names of the states that a subtask has."""
+    return {state.name for state in handle.states if state.sweeps is None}
 
 
 def _subtask(handle: Handle) -> int:

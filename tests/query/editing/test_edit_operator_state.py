@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark import TaskContext
 from pyspark.sql import Row, SparkSession
@@ -221,3 +222,90 @@ def test_intervals_of_years_and_months(spark: SparkSession, tmp_path: Path) -> N
         ("b", "(None, None)"),
         ("c", "(-11, [])"),
     ]
+
+
+class Rules(StatefulProcessor):
+    """Shows the rules of its subtask."""
+
+    def init(self, handle: Any) -> None:
+        self.count = handle.getValueState("count", "n long")
+        self.rules = handle.getBroadcastState("rules", "name string", "factor long")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        self.count.update((len(list(rows)),))
+        yield Row(k=key[0], rules=str(list(self.rules.iterator())))
+
+    def close(self) -> None:
+        pass
+
+
+class NoRules(StatefulProcessor):
+    """Deletes the rules of a subtask that has rows."""
+
+    def init(self, handle: Any) -> None:
+        self.count = handle.getValueState("count", "n long")
+        handle.deleteIfExists("rules")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        self.count.update((len(list(rows)),))
+        yield Row(k=key[0], rules="none")
+
+    def close(self) -> None:
+        pass
+
+
+def rules_of(savepoint: str) -> dict[str, list[Any]]:
+    """Return the stored entries of the rules by subtask."""
+    tables = {
+        path.name.split("-")[1]: pq.read_table(path)
+        for path in files_below(Path(savepoint))
+        if path.suffix == ".parquet"
+    }
+    return {
+        subtask: [
+            (row["stored_key"][3:], row["stored_value"])
+            for row in table.to_pylist()
+            if row["state"] == "rules"
+        ]
+        for subtask, table in tables.items()
+    }
+
+
+def test_broadcast_state_of_some_subtasks_stays_theirs(spark: SparkSession, tmp_path: Path) -> None:
+    """A subtask without rows keeps what the processor has deleted, or cleared, in others since."""
+    job = Job(spark, tmp_path, Feed(tmp_path / "in"), Rules, "k string, rules string")
+    savepoints = str(tmp_path / "sp")
+    with session_conf(spark, {"spark.sql.shuffle.partitions": str(PARALLELISM)}):
+        edit = ckpt.edit_state(query=job.df())
+        counts = spark.createDataFrame([(k, 1) for k, _ in KEYS], "k string, n long")
+        edit.put("op", "count", counts)
+        edit.put("op", "rules", spark.createDataFrame([("a", 3)], "name string, factor long"))
+        first = edit.save(savepoints).path
+        with ckpt.open_state(first) as snapshot:
+            view = snapshot.state("op", "count")
+            of_subtask = [view.to_arrow(subtask=n).read_all()["k"].to_pylist() for n in range(2)]
+        job.feed.add([(of_subtask[1][0], 1)])
+        with job.but(processor=NoRules).running(first) as query:
+            query.processAllAvailable()
+            deleted = query.triggerSavepoint(savepoints).path
+        job.feed.add([(of_subtask[1][0], 2)])
+        with job.running() as query:
+            query.processAllAvailable()
+            empty = query.triggerSavepoint(savepoints).path
+    job.feed.add([(of_subtask[0][0], 3)])
+
+    for place, path in enumerate((deleted, empty)):
+        edit = ckpt.edit_state(path).change("op", "count", lambda rows: rows)
+        edited = edit.save(str(tmp_path / "edited")).path
+        assert rules_of(path) == rules_of(edited)
+        assert [len(rules) for rules in rules_of(path).values()] == [1, 0]
+        shown = []
+        for number, each in enumerate((path, edited)):
+            with ckpt.open_state(each) as snapshot:
+                states = snapshot.states().set_index("state")
+                rows = snapshot.state("op", "rules").to_arrow().read_all().to_pylist()
+            with session_conf(spark, {"spark.sql.shuffle.partitions": "1"}):
+                fork = job.but(location=f"fork{place}{number}", out=f"fork{place}{number}-out")
+                fork.run(each)
+            shown.append((states.loc["rules", "subtasks"], rows, fork.result()))
+        assert shown[0] == shown[1]
