@@ -46,7 +46,7 @@ class Erasure:
         have what was deleted.
     too_short : int
         Erased keys with a column of fewer than four bytes. So few bytes are in other entries by
-        chance, so they are not searched for there, and `mentions` leaves them out.
+        chance, so `mentions` leaves them out, except where they are a whole text of three.
 
     Examples
     --------
@@ -91,9 +91,8 @@ def erase_keys(
     Returns
     -------
     list of Erasure
-        One for each savepoint in the directory, in the order of their names. Nothing of the keys is
-        left that this library can find if none of them has `mentions`, `not_scanned` or
-        `too_short`.
+        One for each savepoint in the directory, replaced or not. If none has `mentions`,
+        `not_scanned` or `too_short`, nothing is left of the keys that this library can find.
 
     Raises
     ------
