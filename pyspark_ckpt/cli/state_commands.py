@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -22,11 +21,13 @@ from pyspark_ckpt.snapshot.columns import python_rows
 from pyspark_ckpt.snapshot.difference import diff_state
 from pyspark_ckpt.snapshot.snapshot import Snapshot, open_state
 from pyspark_ckpt.snapshot.views import StateView, TableView
+from pyspark_ckpt.text_table import text_table
 
 FORMATS = ("table", "json", "csv", "parquet")
 TABLE_LIMIT = 20
 """Rows that are shown as text unless the user says how many."""
 
+_NULL = "-"
 _QUOTED_IN_CSV = re.compile(r'[",\r\n]|^$')
 logger = library_logger(__name__)
 
@@ -80,13 +81,13 @@ def diff(arguments: Namespace) -> Result:
     samples = difference.samples(arguments.limit)
     text = table(counts, "no states")
     for (operator, name), rows in samples.items():
-        text += f"\n{operator}, {name}:\n"
-        text += table(pd.DataFrame(rows).astype(str), "")
+        if rows:  # the user may want none
+            text += f"\n{operator}, {name}:\n{_text_of(list(rows[0]), rows)}"
     fields = {
         "is_equal": difference.is_equal,
         "counts": records(counts),
         "samples": [
-            {"operator": operator, "state": name, "changes": rows}
+            {"operator": operator, "state": name, "changes": plain(rows)}
             for (operator, name), rows in samples.items()
         ],
     }
@@ -225,9 +226,23 @@ def _first(rows: Iterator[Row], limit: int) -> Iterator[Row]:
 
 
 def _as_text(schema: pa.Schema, rows: Iterable[Row]) -> Iterator[str]:
-    texts = [{name: _text(value) for name, value in plain(row).items()} for row in rows]
-    frame = pa.Table.from_pylist(texts, pa.schema([(name, pa.string()) for name in schema.names]))
-    yield table(frame.to_pandas(), "no rows")
+    yield _text_of(schema.names, rows)
+
+
+def _text_of(names: Sequence[str], rows: Iterable[Row]) -> str:
+    """Return rows as aligned columns; no column goes through a type of pandas, which has no null
+    beside a long.
+    """
+    cells = [[_cell(value) for value in plain(row).values()] for row in rows]
+    return f"{text_table(names, cells)}\n" if cells else "no rows\n"
+
+
+def _cell(value: Any) -> str:
+    """Return a plain value as people read it: a null is a dash, and such a text is quoted."""
+    text = _text(value)
+    if text is None:
+        return _NULL
+    return json.dumps(text) if text == _NULL or text.startswith('"') else text
 
 
 def _as_json(_: pa.Schema, rows: Iterable[Row]) -> Iterator[str]:

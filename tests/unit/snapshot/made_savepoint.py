@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -164,8 +165,11 @@ class MadeSavepoint:
             return msgspec.structs.replace(handle, segments=(segment,))
         path = canonical_path(number, 7, "0" * 16)
         file = storage.write(path, encode_canonical(handle, [changes] if entries else []))
+        version = (
+            uuid.uuid4().hex
+        )  # as in a run: entries of equal ones count as equal
         base = BaseSnapshot(
-            "7-b", 7, len(changes), (BaseFile("state.parquet", file),), CANONICAL_FORMAT
+            version, 7, len(changes), (BaseFile("state.parquet", file),), CANONICAL_FORMAT
         )
         return msgspec.structs.replace(handle, base=base)
 

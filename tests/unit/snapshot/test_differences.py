@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
 from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from pyspark.sql import types as T
 
 import pyspark_ckpt as ckpt
-from pyspark_ckpt.formats.handle import Handle
-from pyspark_ckpt.storage.open import LocalStorage
 from tests.unit.operator.subtask_epochs import IN_MEMORY, NUMBER, TEXT
 from tests.unit.snapshot.made_savepoint import UID, MadeSavepoint
 
@@ -25,16 +21,6 @@ USERS = [(f"u{number}",) for number in range(6)]
 Rows = dict[Any, dict[str, Any]]
 Program = tuple[list[str], int, list[int]]
 """The fields of the state in a program, what it writes, and which subtasks have rows."""
-
-
-class Made(MadeSavepoint):
-    """Its states have versions with random names, as in a run."""
-
-    def _stored_as(self, storage: LocalStorage, number: int, *, canonical: bool) -> Handle:
-        handle = super()._stored_as(storage, number, canonical=canonical)
-        assert handle.base is not None
-        base = msgspec.structs.replace(handle.base, version=uuid.uuid4().hex)
-        return msgspec.structs.replace(handle, base=base)
 
 
 def schema_of(names: Sequence[str]) -> T.StructType:
@@ -74,7 +60,7 @@ PROGRAMS = st.lists(
 @given(programs=PROGRAMS, old=st.integers(0, 4))
 def test_values_of_both_sides_are_those_of_the_tables(programs: list[Program], old: int) -> None:
     with TemporaryDirectory(dir=IN_MEMORY) as directory:
-        made = Made(Path(directory), KEY, USERS)
+        made = MadeSavepoint(Path(directory), KEY, USERS)
         saved = []
         for number, (names, value, subtasks) in enumerate([(["a"], 1, [0, 1]), *programs]):
             schema = schema_of(names)
@@ -112,7 +98,7 @@ def test_values_of_both_sides_are_those_of_the_tables(programs: list[Program], o
 def test_broadcast_state_is_one_at_any_parallelism(before: int, after: int, value: int) -> None:
     def saved(parallelism: int, limit: int, directory: str) -> str:
         place = Path(mkdtemp(dir=directory))
-        made = Made(place, KEY, [(f"u{number}",) for number in range(40)], parallelism)
+        made = MadeSavepoint(place, KEY, [(f"u{number}",) for number in range(40)], parallelism)
         made.epoch(
             lambda handle: {
                 "rules": handle.getBroadcastState("rules", TEXT, NUMBER),
@@ -133,7 +119,7 @@ def test_broadcast_state_is_one_at_any_parallelism(before: int, after: int, valu
 
 def test_names_of_keys_like_those_of_changes_and_values(tmp_path: Path) -> None:
     key = T.StructType().add("change", "string").add("old_n", "string").add("new_n", "string")
-    made = Made(tmp_path, key, [("a", "b", "c"), ("d", "e", "f")], 1)
+    made = MadeSavepoint(tmp_path, key, [("a", "b", "c"), ("d", "e", "f")], 1)
     n, old = schema_of(["n"]), schema_of(["old_n"])
     saved = []
     for value in (1, 2):
