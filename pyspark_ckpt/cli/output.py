@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+import os
+import secrets
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
 import pandas as pd
 
+from pyspark_ckpt.errors import ConfigurationError
 from pyspark_ckpt.text_table import text_pairs, text_table
 
 
@@ -122,6 +128,56 @@ def hand_over(stream: TextIO, text: str) -> None:
         return
     stream.flush()
     below.write(text.encode())
+
+
+def check_can_write(option: str, path: Path) -> None:
+    """Raise if a file cannot be written, as far as that is known without writing it.
+
+    Parameters
+    ----------
+    option
+        The option that names it.
+    path
+        The file.
+
+    Raises
+    ------
+    ConfigurationError
+        If it cannot.
+    """
+    if path.is_dir():
+        raise ConfigurationError(f"{option} {path} is a directory: give the name of a file")
+    if not path.parent.is_dir():
+        raise ConfigurationError(
+            f"{option} {path}: there is no directory {path.parent}; make it, or give another file"
+        )
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ConfigurationError(
+            f"{option} {path} cannot be written: give a file in a directory that you may write to"
+        )
+
+
+@contextmanager
+def whole_file(path: str) -> Iterator[Path]:
+    """Provide the file to write in place of one that appears, or changes, only once it is whole.
+
+    Parameters
+    ----------
+    path
+        The file of the user. A pipe or a device, such as ``/dev/stdout``, is written itself.
+    """
+    wanted = Path(path).resolve()  # what a link stands for, not the link, gets another content
+    if wanted.exists() and not wanted.is_file():
+        yield wanted
+        return
+    temporary = wanted.with_name(f".{wanted.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        yield temporary
+        if wanted.exists():
+            shutil.copymode(wanted, temporary)
+        temporary.replace(wanted)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def one_line(value: object) -> str:

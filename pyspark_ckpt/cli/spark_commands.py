@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from argparse import Namespace
 from dataclasses import asdict
@@ -11,9 +10,9 @@ from pathlib import Path
 from pyspark_ckpt.api.restarts import parallelism_at
 from pyspark_ckpt.api.restoring import plan_restore
 from pyspark_ckpt.api.shadow_forks import shadow_of_location
-from pyspark_ckpt.cli.output import Result, facts
+from pyspark_ckpt.cli.output import Result, check_can_write, facts
 from pyspark_ckpt.cli.spark_session import function_of, local_session, query_of
-from pyspark_ckpt.errors import CheckpointNotFoundError, ConfigurationError
+from pyspark_ckpt.errors import CheckpointNotFoundError
 from pyspark_ckpt.operator.plan.parallelism import building_with
 from pyspark_ckpt.restarting.rollback import rollback as roll_back
 from pyspark_ckpt.shadowing.report import ShadowReport
@@ -42,7 +41,7 @@ def plan(arguments: Namespace) -> Result:
 def prove(arguments: Namespace) -> Result:
     """Compare a candidate with the program of a query that another process runs."""
     if arguments.html is not None:
-        check_can_write(Path(arguments.html))  # a run of hours ends with it
+        check_can_write("--html", Path(arguments.html))  # a run of hours ends with it
     expected = None if arguments.expected is None else function_of(arguments.expected)
     rules = Rules(
         epochs=arguments.epochs,
@@ -75,31 +74,6 @@ def prove(arguments: Namespace) -> Result:
                 found.stop()
         report = found.report
     return reported(report, None if arguments.html is None else Path(arguments.html))
-
-
-def check_can_write(path: Path) -> None:
-    """Raise if a file cannot be written, as far as that is known without writing it.
-
-    Parameters
-    ----------
-    path
-        The file.
-
-    Raises
-    ------
-    ConfigurationError
-        If it cannot.
-    """
-    if path.is_dir():
-        raise ConfigurationError(f"--html {path} is a directory: give the name of a file")
-    if not path.parent.is_dir():
-        raise ConfigurationError(
-            f"--html {path}: there is no directory {path.parent}; make it, or give another file"
-        )
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise ConfigurationError(
-            f"--html {path} cannot be written: give a file in a directory that you may write to"
-        )
 
 
 def reported(report: ShadowReport, html: Path | None) -> Result:

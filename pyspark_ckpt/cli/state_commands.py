@@ -14,7 +14,15 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pyspark_ckpt.cli.output import Result, facts, json_text, records, table
+from pyspark_ckpt.cli.output import (
+    Result,
+    check_can_write,
+    facts,
+    json_text,
+    records,
+    table,
+    whole_file,
+)
 from pyspark_ckpt.errors import ConfigurationError
 from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.snapshot.columns import python_rows
@@ -60,6 +68,8 @@ def wrong_arguments_of_state(arguments: Namespace) -> str | None:
 
 def state(arguments: Namespace) -> Result:
     """Show the states of a checkpoint or savepoint, or the rows of one of them."""
+    if arguments.output is not None:
+        check_can_write("--output", Path(arguments.output))
     with ExitStack() as opened:
         snapshot = opened.enter_context(open_state(arguments.path))
         if arguments.state is None and not arguments.timers:
@@ -210,12 +220,13 @@ def _shown(schema: pa.Schema, rows: Iterator[Row], arguments: Namespace) -> Resu
         return Result({"schema": _schema(schema), "rows": list(map(plain, rows))}, "")
     if format_ == "parquet":
         batch = pa.Table.from_pylist(list(rows), schema)
-        pq.write_table(batch, arguments.output)
+        with whole_file(arguments.output) as path:
+            pq.write_table(batch, path)
         return _written(arguments.output, len(batch))
     parts = {"table": _as_text, "json": _as_json, "csv": _as_csv}[format_](schema, rows)
     if arguments.output is None:
         return Result({}, "", parts=parts, is_data=format_ != "table")
-    with Path(arguments.output).open("w", encoding="utf-8") as file:
+    with whole_file(arguments.output) as path, path.open("w", encoding="utf-8") as file:
         file.writelines(parts)
     return Result({}, f"{arguments.output}\n")
 
@@ -278,7 +289,7 @@ def _text(value: Any) -> str | None:
 def _as_parquet(view: TableView, arguments: Namespace) -> Result:
     left = arguments.limit
     rows = 0
-    with pq.ParquetWriter(arguments.output, view.schema) as writer:
+    with whole_file(arguments.output) as path, pq.ParquetWriter(path, view.schema) as writer:
         for batch in view.to_arrow():
             part = batch if left is None else batch.slice(0, left - rows)
             writer.write_batch(part)

@@ -139,7 +139,12 @@ ODD = [(b"\x00\xff", "a\tb\r\x1b[31m"), (b"\x01", 'quo"te,\ncomma'), (b"", "\u00
 @pytest.fixture
 def odd(tmp_path: Path) -> str:
     """A savepoint whose keys are not printable."""
-    savepoint = MadeSavepoint(tmp_path / "made", BINARY, ODD)
+    return saved(tmp_path / "odd", ODD)
+
+
+def saved(directory: Path, keys: list[tuple[bytes, str]]) -> str:
+    """Return the path of a savepoint with the length of each key's text."""
+    savepoint = MadeSavepoint(directory, BINARY, keys)
     savepoint.epoch(
         lambda handle: {"n": handle.getValueState("n", NUMBER)},
         lambda states, key: states["n"].update((len(key[1]),)),
@@ -201,6 +206,49 @@ def test_a_null_is_no_empty_text(
     assert "no rows" in run(*of_state, "--key", "null", "--null-key")
     assert 'no entry for key (user "null", day null)' in caplog.text
     assert "give --key or --null-key once for each" in run(*of_state, "--null-key", code=1)
+
+
+def test_a_file_that_cannot_be_written_is_named(run: Run, tmp_path: Path) -> None:
+    for path, why in ((tmp_path / "no" / "n", "there is no directory"), (tmp_path, "a directory")):
+        message = run(SAVEPOINT, "--state", "n", "--format", "csv", "--output", str(path), code=1)
+        assert f"--output {path}" in message
+        assert why in message
+
+
+@pytest.mark.parametrize("before", [None, "of yesterday"])
+@pytest.mark.parametrize("format_", ["table", "json", "csv", "parquet"])
+def test_no_part_of_the_rows_is_left_in_a_file(
+    run: Run, tmp_path: Path, format_: str, before: str | None
+) -> None:
+    """The second subtask is damaged, which shows when the rows of the first are written."""
+    path = saved(tmp_path / "made", [(bytes((number,)), "") for number in range(16)])
+    _, last = sorted(Path(path).glob("**/*.parquet"))
+    last.write_bytes(bytes(len(last.read_bytes())))
+    output = tmp_path / "output"
+    output.mkdir()
+    if before is not None:
+        (output / "n").write_text(before)
+    arguments = ("--state", "n", "--format", format_, "--output", str(output / "n"))
+    assert last.name in run(path, *arguments, code=1)
+    left = {each.name: each.read_text() for each in output.iterdir()}
+    assert left == ({} if before is None else {"n": before})
+
+
+def test_a_file_is_replaced_as_a_whole(run: Run, odd: str, tmp_path: Path) -> None:
+    """It keeps its mode; what a link stands for is replaced, and a pipe is written itself."""
+    wanted = run(odd, "--state", "n", "--format", "json")
+    file, link, pipe = (tmp_path / name for name in ("file", "link", "pipe"))
+    file.write_text("longer than what follows" * 9)
+    file.chmod(0o640)
+    link.symlink_to(file)
+    run(odd, "--state", "n", "--format", "json", "--output", str(link))
+    assert (link.is_symlink(), file.read_text()) == (True, wanted)
+    assert file.stat().st_mode & 0o777 == 0o640
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    run(odd, "--state", "n", "--format", "json", "--output", str(pipe))
+    assert (os.read(reader, 1 << 16).decode(), pipe.is_fifo()) == (wanted, True)
+    os.close(reader)
 
 
 @pytest.mark.further
