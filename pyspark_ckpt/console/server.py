@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import socket
 import threading
-from contextlib import suppress
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import waitress
@@ -40,6 +43,10 @@ from pyspark_ckpt.history.run_record import RunStarted
 from pyspark_ckpt.storage.open import Storage
 
 _THREADS = 4
+_TRIES = 8
+_NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+"""The errors of an address that the machine does not have, such as one of IPv6 without IPv6."""
+
 _FOUND_MS = 5000
 """For how long the places below the directory are known without a new search."""
 
@@ -302,16 +309,54 @@ def make_server(
     OSError
         If the port is in use.
     """
+    host = host.removeprefix("[").removesuffix("]")  # as an address of IPv6 is written in a URL
     if token is None and not is_loopback(host):
         token = new_token()
+    sockets = _listening_at(host, port)
     app = make_app(root, host=host, token=token, bundle=bundle)
+    server = waitress.create_server(app, sockets=sockets, threads=_THREADS)
+    name = f"[{host}]" if ":" in host else host
+    ending = "" if token is None else f"?token={token}"
+    return server, f"http://{name}:{_port_of(sockets[0])}/{ending}"
+
+
+def _listening_at(host: str, port: int) -> list[socket.socket]:
+    """Return a socket for each address of a host, such as of IPv4 and IPv6; all have one port."""
     try:
-        server = waitress.create_server(app, host=host, port=port, threads=_THREADS)
-    except ValueError as exc:  # which says no more than that the host or the port is wrong
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, ValueError) as exc:  # which says no more than that the name is not known
         raise ConfigurationError(
             f"the console cannot listen at {host!r}: it is no address, and no name that is known "
             "here; 0.0.0.0 stands for all addresses of this machine"
         ) from exc
-    name = f"[{host}]" if ":" in host else host
-    ending = "" if token is None else f"?token={token}"
-    return server, f"http://{name}:{server.effective_port}/{ending}"
+    addresses = list(dict.fromkeys((each[0], each[4]) for each in found))
+    for _ in range(_TRIES - 1 if port == 0 else 0):
+        # The port that is free at the first address may be in use at another one.
+        with suppress(OSError):
+            return _bound(addresses, port)
+    return _bound(addresses, port)
+
+
+def _bound(addresses: Sequence[tuple[int, tuple[Any, ...]]], port: int) -> list[socket.socket]:
+    """Listen at the addresses that this machine has now; raise if it has none of them."""
+    missing: OSError | None = None
+    with ExitStack() as opened:
+        sockets: list[socket.socket] = []
+        for family, (name, _, *rest) in addresses:
+            wanted = _port_of(sockets[0]) if sockets else port
+            try:
+                listening = socket.create_server((name, wanted, *rest), family=family)
+            except OSError as exc:
+                if exc.errno not in _NOT_HERE:
+                    raise
+                missing = exc
+            else:
+                sockets.append(opened.enter_context(listening))
+        if missing is not None and not sockets:
+            raise missing
+        opened.pop_all()
+    return sockets
+
+
+def _port_of(listening: socket.socket) -> int:
+    return int(listening.getsockname()[1])
