@@ -231,11 +231,9 @@ def _record_of(number: int, metadata: CheckpointMetadata) -> CheckpointRecord:
 
 def _epochs(notes: list[RunNote], recorded: tuple[CheckpointRecord, ...]) -> tuple[EpochRow, ...]:
     checkpoints = {each.epoch: each for each in recorded}
-    operators: dict[int, list[OperatorEpoch]] = {}
+    operators = _operator_epochs(notes)
     first: dict[str, int] = {}
     for note in notes:
-        for each in note.operator_epochs:
-            operators.setdefault(each.epoch, []).append(each)
         if note.epochs:
             first.setdefault(note.run_id, min(each.epoch for each in note.epochs))
     if len(notes) == NOTES_SHOWN:  # the oldest run may have begun before
@@ -244,7 +242,7 @@ def _epochs(notes: list[RunNote], recorded: tuple[CheckpointRecord, ...]) -> tup
     rows = []
     for number in sorted(by_epoch):
         checkpoint = checkpoints.get(number)
-        done = operators.get(number, [])
+        done = operators.get(number, ())
         rows.append(
             EpochRow(
                 by_epoch[number],
@@ -255,6 +253,24 @@ def _epochs(notes: list[RunNote], recorded: tuple[CheckpointRecord, ...]) -> tup
             )
         )
     return tuple(rows)
+
+
+def _operator_epochs(notes: Sequence[RunNote]) -> dict[int, tuple[OperatorEpoch, ...]]:
+    """Return what each operator did in each epoch, once.
+
+    The first checkpoint after a restart describes epochs before it again. After a rollback, an
+    epoch of the same number is another one: what an earlier run did in it is forgotten.
+    """
+    found: dict[int, dict[str, tuple[str, OperatorEpoch]]] = {}
+    for note in notes:
+        for record in note.epochs:
+            of_epoch = found.get(record.epoch, {})
+            found[record.epoch] = {
+                uid: each for uid, each in of_epoch.items() if each[0] == note.run_id
+            }
+        for each in note.operator_epochs:
+            found.setdefault(each.epoch, {})[each.uid] = note.run_id, each
+    return {epoch: tuple(each for _, each in by_uid.values()) for epoch, by_uid in found.items()}
 
 
 def phases_of(record: EpochRecord, operators: Sequence[OperatorEpoch]) -> dict[str, int]:

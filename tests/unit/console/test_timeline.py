@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
+import msgspec
 import pytest
 
 from pyspark_ckpt.console.data.timeline import NOTES_SHOWN, _epochs, phases_of
@@ -67,3 +70,46 @@ def test_the_first_epoch_of_each_run_is_marked(notes_before: int, first: list[in
     rows = _epochs(notes, ())
     assert [row.record.epoch for row in rows] == [3, 4, 5, 7, 8]
     assert [row.record.epoch for row in rows if row.is_first] == first
+
+
+def note_of(run: str, epochs: Sequence[int], done: Mapping[int, int]) -> RunNote:
+    """Return a note with epochs, and the time that the user's code took in some."""
+    return RunNote(
+        run_id=run,
+        at_ms=0,
+        epochs=tuple(msgspec.structs.replace(EPOCH, epoch=each) for each in epochs),
+        operator_epochs=tuple(
+            OperatorEpoch(
+                uid=uid, epoch=epoch, began_ms=91, open_ms=0, read_ms=0, user_ms=user_ms,
+                write_ms=0, barrier_ms=0,
+            )
+            for uid in ("first", "second")
+            for epoch, user_ms in done.items()
+        ),
+    )  # fmt: skip
+
+
+def user_ms(notes: list[RunNote]) -> dict[int, int]:
+    rows = _epochs(notes, ())
+    assert all(sum(row.phases_ms.values()) == EPOCH.duration_ms for row in rows)
+    return {row.record.epoch: row.phases_ms["user code"] for row in rows}
+
+
+def test_epochs_that_a_restarted_query_describes_again_count_once() -> None:
+    """A handle has the phases of epochs before the restart; one of them no note has described."""
+    notes = [
+        note_of("a", [3, 4, 5], {3: 30, 4: 40}),
+        note_of("b", [6], {3: 30, 4: 40, 5: 50, 6: 60}),
+    ]
+    assert user_ms(notes) == {3: 60, 4: 80, 5: 100, 6: 120}
+
+
+def test_what_was_done_before_a_rollback_is_not_of_the_new_epoch() -> None:
+    before = [note_of("a", [3, 4], {3: 30, 4: 40})]
+    without_checkpoint = [*before, note_of("b", [4], {})]
+    assert user_ms(without_checkpoint) == {3: 60, 4: 0}
+    assert user_ms([*without_checkpoint, note_of("b", [5], {4: 7, 5: 8})]) == {3: 60, 4: 14, 5: 16}
+
+
+def test_an_epoch_may_be_described_before_spark_has_reported_it() -> None:
+    assert user_ms([note_of("a", [], {3: 30}), note_of("a", [3], {})]) == {3: 60}
