@@ -75,7 +75,8 @@ def plan_against(
     Parameters
     ----------
     wanted
-        A checkpoint of the query. Its operators and states are those of the query's program then.
+        A checkpoint of the query. Its operators, states and sources are those of the query's
+        program then.
     path
         The snapshot to restore from.
     drops
@@ -88,7 +89,12 @@ def plan_against(
     CkptError
         If the snapshot cannot be read.
     """
-    request = RestoreRequest(path=path, allow_non_restored_state=drops)
+    request = RestoreRequest(
+        path=path,
+        allow_non_restored_state=drops,
+        source_ids=wanted.source_ids or None,
+        given_names=wanted.source_names or (),
+    )
     return plan_of(RestoreSource(path, check_files=has_data), _operators(wanted), request)
 
 

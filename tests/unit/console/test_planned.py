@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from pyspark.sql import types as T
 
-from pyspark_ckpt.console.data.planned import plan_rows, plan_summary
+from pyspark_ckpt.console.data.planned import plan_against, plan_rows, plan_summary
+from pyspark_ckpt.formats.layout import METADATA_NAME
+from pyspark_ckpt.formats.metadata import CheckpointMetadata
+from pyspark_ckpt.formats.metadata_file import encode_metadata, read_metadata
 from pyspark_ckpt.operator.schema.verdict import StateSchema, judge_state
 from pyspark_ckpt.restore.planned import StateOutcome, planned_state
+from pyspark_ckpt.storage.open import LocalStorage
+from tests.unit.snapshot.made_savepoint import MadeSavepoint
 
 ONE = StateSchema("s", "value", T.StructType().add("a", "long"))
 TWO = StateSchema("s", "value", T.StructType().add("a", "long").add("b", "long"))
@@ -45,3 +52,56 @@ def test_a_removed_field_is_a_loss_and_an_added_one_is_not() -> None:
     )
     assert [row.is_loss for row in rows] == [True, False]
     assert plan_summary(rows).endswith("1 with fields that are dropped")
+
+
+NUMBER = T.StructType().add("n", "long")
+
+
+def saved(directory: Path, names: tuple[str, ...], sources: int = 2) -> CheckpointMetadata:
+    """Write a savepoint of a query with some sources, which have names or none."""
+    made = MadeSavepoint(directory, T.StructType().add("k", "string"), [("a",)], 1)
+    made.epoch(
+        lambda handle: {"n": handle.getValueState("n", NUMBER)},
+        lambda states, _: states["n"].update((1,)),
+    )
+    storage = LocalStorage(Path(made.save("savepoint", canonical=True)))
+    made.close()
+    metadata = read_metadata(storage)
+    metadata = msgspec.structs.replace(
+        metadata,
+        offsets_entry=metadata.offsets_entry + "\n0" * (sources - 1),
+        source_ids=tuple(range(sources)),
+        source_names=names or msgspec.UNSET,
+    )
+    storage.delete([METADATA_NAME])
+    storage.write(METADATA_NAME, [encode_metadata(metadata)])
+    return metadata
+
+
+@pytest.mark.parametrize(
+    ("stored", "wanted", "refused"),
+    [
+        (("a", "b"), ("a", "b"), False),
+        (("a", "b"), ("b", "a"), False),
+        ((), (), False),
+        ((), ("a", "b"), False),
+        (("a", "b"), ("a", "c"), True),
+        (("a", "b"), (), True),
+    ],
+)
+def test_the_sources_are_those_of_the_program(
+    tmp_path: Path, stored: tuple[str, ...], wanted: tuple[str, ...], refused: bool
+) -> None:
+    saved(tmp_path / "stored", stored)
+    of_program = saved(tmp_path / "wanted", wanted)
+    plan = plan_against(of_program, str(tmp_path / "stored" / "savepoint"), drops=False)
+    assert [error for error in plan.errors if "a, b" not in str(error)] == []
+    assert bool(plan.errors) == refused
+
+
+def test_another_number_of_sources_is_refused(tmp_path: Path) -> None:
+    saved(tmp_path / "stored", ())
+    of_program = saved(tmp_path / "wanted", (), sources=1)
+    plan = plan_against(of_program, str(tmp_path / "stored" / "savepoint"), drops=False)
+    (error,) = plan.errors
+    assert "has the offsets of 2 sources, the query reads 1" in str(error)
