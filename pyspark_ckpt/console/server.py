@@ -28,7 +28,7 @@ from pyspark_ckpt.console.data.queries import (
     summary_of,
     summary_or_problem,
 )
-from pyspark_ckpt.console.data.slow_epochs import slowest_epoch
+from pyspark_ckpt.console.data.slow_epochs import slowest_epoch, ways_back
 from pyspark_ckpt.console.data.snapshots import checkpoint_page, savepoint_page
 from pyspark_ckpt.console.data.states import KeyRequest, state_page
 from pyspark_ckpt.console.data.timeline import timeline_of
@@ -182,7 +182,10 @@ def _add_query_pages(
         before = request.args.get("before", type=int)
         summary, timeline = summary_of(place, site.now_ms()), timeline_of(place, before)
         slowest = slowest_epoch(place, timeline)
-        return pages.query_page(site, summary, timeline, slowest, directory.links(summary.origin))
+        # Beside older checkpoints, one of these would be named as the last before something.
+        ways = ways_back(place, timeline, slowest) if before is None else None
+        links = directory.links(summary.origin)
+        return pages.query_page(site, summary, timeline, slowest, ways, links)
 
     @app.get("/q/<string:key>/newest")
     def newest(key: str) -> Response:

@@ -1,14 +1,18 @@
-"""The slowest epoch of a query: where its time went, and which checkpoint is from before it."""
+"""The slowest epoch of a query, and which checkpoint to go back to.
+
+Only a checkpoint whose ``_metadata`` can be read is named. The data files are not looked at.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from pyspark_ckpt.console.data.checkpoints import retained_checkpoints
+from pyspark_ckpt.console.data.checkpoints import RetainedCheckpoints, retained_checkpoints
 from pyspark_ckpt.console.data.places import QueryPlace
 from pyspark_ckpt.console.data.timeline import CheckpointRow, EpochRow, Timeline
+from pyspark_ckpt.errors import CkptError
 from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.history.run_record import SlowKeyRecord
@@ -136,29 +140,50 @@ class WayBack:
     before: str
 
 
-def ways_back(timeline: Timeline, slowest: SlowEpoch | None) -> tuple[WayBack, ...]:
-    """Return the newest retained checkpoints before the last failure and before a slow epoch.
+@dataclass(frozen=True, slots=True)
+class WaysBack:
+    """The checkpoints to go back to.
+
+    `newest` is ``None`` if no checkpoint can be read. `damaged` has what is wrong with those that
+    were passed over.
+    """
+
+    newest: int | None
+    earlier: tuple[WayBack, ...]
+    damaged: Mapping[int, str]
+
+
+def ways_back(place: QueryPlace, timeline: Timeline, slowest: SlowEpoch | None) -> WaysBack:
+    """Return the newest checkpoint, and those before the last failure and before a slow epoch.
+
+    Reads each of them, and those that are passed over.
 
     Parameters
     ----------
+    place
+        The query.
     timeline
-        What happened to the query.
+        What happened to it, with its newest checkpoints.
     slowest
         Its slowest epoch.
     """
-    found = []
-    if timeline.before_failure is not None:
-        found.append(WayBack(timeline.before_failure, "the last failure"))
-    if slowest is not None and slowest.is_slow:
-        epoch = slowest.row.record.epoch
-        before = checkpoint_before(timeline.retained, epoch)
-        if before is not None:
-            found.append(WayBack(before, f"epoch {epoch}, the slowest"))
-    return tuple(found)
+    earlier = []
+    with retained_checkpoints(place.checkpoints) as retained:
+        reading = _Reading(retained)
+        newest = reading.first_whole(row.number for row in timeline.retained)
+        number = reading.first_whole(_before_failure(timeline))
+        if number is not None:
+            earlier.append(WayBack(number, "the last failure"))
+        if slowest is not None and slowest.is_slow:
+            epoch = slowest.row.record.epoch
+            number = reading.first_whole(checkpoints_before(timeline.retained, epoch))
+            if number is not None:
+                earlier.append(WayBack(number, f"epoch {epoch}, the slowest"))
+    return WaysBack(newest, tuple(earlier), reading.damaged)
 
 
-def checkpoint_before(retained: Sequence[CheckpointRow], epoch: int) -> int | None:
-    """Return the newest retained checkpoint without an epoch, ``None`` if all have it.
+def checkpoints_before(retained: Sequence[CheckpointRow], epoch: int) -> Iterator[int]:
+    """Return the retained checkpoints without an epoch, newest first.
 
     Parameters
     ----------
@@ -167,10 +192,41 @@ def checkpoint_before(retained: Sequence[CheckpointRow], epoch: int) -> int | No
     epoch
         The epoch.
     """
-    return next(
-        (row.number for row in retained if row.record is not None and row.record.epoch < epoch),
-        None,
+    return (row.number for row in retained if row.record is not None and row.record.epoch < epoch)
+
+
+def _before_failure(timeline: Timeline) -> Iterator[int]:
+    """Return the retained checkpoints from before the last failure, newest first."""
+    failed_ms = max((each.at_ms or 0 for each in timeline.failures), default=0)
+    return (
+        row.number
+        for row in timeline.retained
+        if row.record is not None and row.record.triggered_at_ms < failed_ms
     )
+
+
+class _Reading:
+    """Reads checkpoints to find out which ones can be read; each once.
+
+    The timeline has most of them from records that are written when a checkpoint completes.
+    """
+
+    def __init__(self, retained: RetainedCheckpoints) -> None:
+        self._retained = retained
+        self._whole: set[int] = set()
+        self.damaged: dict[int, str] = {}
+
+    def first_whole(self, numbers: Iterable[int]) -> int | None:
+        for number in numbers:
+            if number not in self._whole and number not in self.damaged:
+                read = self._retained.read(number)
+                if isinstance(read, CkptError):
+                    self.damaged[number] = str(read)
+                else:
+                    self._whole.add(number)
+            if number in self._whole:
+                return number
+        return None
 
 
 def checkpoint_with(retained: Sequence[CheckpointRow], epoch: int) -> int | None:

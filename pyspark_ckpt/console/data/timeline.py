@@ -117,15 +117,6 @@ class Timeline:
     failures: tuple[Failure, ...]
 
     @property
-    def before_failure(self) -> int | None:
-        """The newest retained checkpoint before the last failure, ``None`` if there is none."""
-        failed_ms = max((each.at_ms or 0 for each in self.failures), default=0)
-        for row in self.retained:
-            if row.record is not None and row.record.triggered_at_ms < failed_ms:
-                return row.number
-        return None
-
-    @property
     def parked(self) -> list[OperatorRecord]:
         """The operators that had parked keys at the newest recorded checkpoint."""
         newest = self.recorded[-1].operators if self.recorded else ()

@@ -15,7 +15,7 @@ from pyspark_ckpt.console.data.kept_files import KeptFiles
 from pyspark_ckpt.console.data.places import Places, QueryPlace, SavepointPlace
 from pyspark_ckpt.console.data.planned import plan_rows, plan_summary
 from pyspark_ckpt.console.data.queries import QueryIdentity, QuerySummary
-from pyspark_ckpt.console.data.slow_epochs import SlowEpoch, checkpoint_with, ways_back
+from pyspark_ckpt.console.data.slow_epochs import SlowEpoch, WaysBack, checkpoint_with
 from pyspark_ckpt.console.data.snapshots import COLUMN_MEANINGS, COLUMNS, SnapshotPage
 from pyspark_ckpt.console.data.states import StatePage
 from pyspark_ckpt.console.data.timeline import (
@@ -114,11 +114,11 @@ def query_page(
     summary: QuerySummary,
     timeline: Timeline,
     slowest: SlowEpoch | None,
+    ways: WaysBack | None,
     links: OriginLinks,
 ) -> str:
-    """Return the page of one query."""
+    """Return the page of one query; `ways` is ``None`` beside a part of its checkpoints."""
     by_time = sorted(timeline.epochs, key=lambda row: row.record.duration_ms, reverse=True)
-    ways = ways_back(timeline, slowest)
     return site.page(
         "query.html",
         summary.title,
@@ -135,7 +135,7 @@ def query_page(
         by_time=by_time[:SLOWEST_SHOWN],
         checkpoint_with=partial(checkpoint_with, timeline.retained),
         ways=ways,
-        rollback=_rollback(summary.place, summary.checkpoint_id),
+        rollback=None if ways is None else _rollback(summary.place, ways.newest),
         spans=events_chart(timeline, summary.place),
         epochs=epochs_chart(timeline),
         durations=durations_chart(timeline, summary.place),

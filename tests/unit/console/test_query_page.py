@@ -103,6 +103,25 @@ def test_the_command_to_go_back_can_be_copied(root: LocalStorage) -> None:
     assert html.unescape(restore) == f"restoreFrom({root.url_of('original/pyspark_ckpt/chk-3')!r})"
 
 
+def test_the_command_to_go_back_names_no_damaged_checkpoint(root: LocalStorage) -> None:
+    for damaged in (3, 2, 1):
+        path = root.root / f"original/pyspark_ckpt/chk-{damaged}/_metadata"
+        path.write_bytes(path.read_bytes()[:-5])
+        text = page(root, f"/q/{key(root, 'original')}/")
+        commands = re.findall("<code>(pyspark-ckpt rollback [^<]*)</code>", text)
+        assert [shlex.split(html.unescape(each))[-1] for each in commands] == (
+            [f"chk-{damaged - 1}"] if damaged > 1 else []
+        )
+        (sentence,) = re.findall('<p id="go-back".*?</p>', text, re.DOTALL)
+        assert ("can be read" in sentence, "go back to a savepoint" in sentence) == (
+            True, damaged == 1,
+        )  # fmt: skip
+
+
+def test_beside_older_checkpoints_none_is_called_the_newest(root: LocalStorage) -> None:
+    assert "go-back" not in page(root, f"/q/{key(root, 'original')}/?before=3")
+
+
 def test_the_command_for_checkpoints_elsewhere_finds_them(
     root: LocalStorage, tmp_path: Path
 ) -> None:

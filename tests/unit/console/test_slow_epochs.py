@@ -11,8 +11,8 @@ import pytest
 from pyspark_ckpt.console.data.places import QueryPlace, find_places
 from pyspark_ckpt.console.data.slow_epochs import (
     SlowEpoch,
-    checkpoint_before,
     checkpoint_with,
+    checkpoints_before,
     slowest_epoch,
     slowest_subtask,
     ways_back,
@@ -132,17 +132,33 @@ def test_epochs_that_are_alike_are_not_slow(made: Made) -> None:
     found = made.slowest()
     assert not found.is_slow
     (place,) = find_places(LocalStorage(Path(made.storage.url).parent)).queries
-    assert ways_back(timeline_of(place), found) == ()
+    assert ways_back(place, timeline_of(place), found).earlier == ()
 
 
 def test_the_checkpoints_from_before_the_trouble_are_named(made: Made) -> None:
     made.error = "the price is negative"
     place = made.write()
     timeline = timeline_of(place)
-    ways = ways_back(timeline, slowest_epoch(place, timeline))
-    assert [(way.number, way.before) for way in ways] == [
+    ways = ways_back(place, timeline, slowest_epoch(place, timeline))
+    assert [(way.number, way.before) for way in ways.earlier] == [
         (SLOW + 1, "the last failure"), (SLOW, f"epoch {SLOW}, the slowest"),
     ]  # fmt: skip
+    assert (ways.newest, ways.damaged) == (SLOW + 1, {})
+
+
+def test_a_damaged_checkpoint_is_none_to_go_back_to(made: Made) -> None:
+    """Also if the records, which are written when it completes, know nothing of the damage."""
+    made.error = "the price is negative"
+    place = made.write()
+    timeline = timeline_of(place)
+    slowest = slowest_epoch(place, timeline)
+    for damaged, left in (([SLOW + 1], SLOW), ([SLOW + 1, SLOW], None)):
+        path = Path(made.storage.url) / f"chk-{damaged[-1]}" / "_metadata"
+        path.write_bytes(path.read_bytes()[:-5])
+        ways = ways_back(place, timeline, slowest)
+        assert (ways.newest, sorted(ways.damaged)) == (left, sorted(damaged))
+        assert {way.number for way in ways.earlier} == ({left} if left else set())
+        assert all("_metadata" in each for each in ways.damaged.values())
 
 
 def test_a_query_without_epochs_has_no_slowest(made: Made) -> None:
@@ -157,7 +173,9 @@ def test_an_epoch_is_in_the_oldest_checkpoint_after_it() -> None:
     retained = [row(9, 20), row(8, 14), row(7, 10)]
     epochs = (21, 20, 15, 14, 10, 3)
     assert [checkpoint_with(retained, each) for each in epochs] == [None, 9, 9, 8, 7, 7]
-    assert [checkpoint_before(retained, each) for each in epochs] == [9, 8, 8, 7, None, None]
+    assert [next(checkpoints_before(retained, each), None) for each in epochs] == [
+        9, 8, 8, 7, None, None,
+    ]  # fmt: skip
     assert checkpoint_with([CheckpointRow(3, None, "damaged")], 1) is None
 
 
