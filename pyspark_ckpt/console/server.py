@@ -210,11 +210,12 @@ def _add_query_pages(
     def state(key: str) -> str:
         place = directory.query(key)
         asked = None
-        if request.args.getlist("key"):
+        texts, nulls = request.args.getlist("key"), request.args.getlist("null")
+        if texts:
             asked = KeyRequest(
                 request.args.get("operator", ""),
                 request.args.get("state", ""),
-                tuple(request.args.getlist("key")),
+                tuple(None if str(n) in nulls else text for n, text in enumerate(texts)),
             )
         return pages.state_page_html(site, place, state_page(place, asked, has_data=has_data))
 

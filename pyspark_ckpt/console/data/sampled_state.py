@@ -61,9 +61,9 @@ class _TimeLimit:
 
 @dataclass(frozen=True, slots=True)
 class HeavyKey:
-    """A key with its rows and bytes in the sample; `text` is what finds it again."""
+    """A key with its rows and bytes in the sample; `text` finds it again, ``None`` is a null."""
 
-    text: tuple[str, ...]
+    text: tuple[str | None, ...]
     rows: int
     size_bytes: int
     rows_before: int | None = None
@@ -161,7 +161,7 @@ def timers_of(snapshot: Snapshot, operator: str) -> TimerSample:
     return TimerSample(table.num_rows, _reached(table.column("fires_at"), now_ms), is_whole)
 
 
-def entries_of_key(view: StateView, texts: Sequence[str]) -> tuple[pa.Table, int]:
+def entries_of_key(view: StateView, texts: Sequence[str | None]) -> tuple[pa.Table, int]:
     """Return the first entries of one key, and how many it has.
 
     Parameters
@@ -169,7 +169,7 @@ def entries_of_key(view: StateView, texts: Sequence[str]) -> tuple[pa.Table, int
     view
         The state.
     texts
-        A text per key column; bytes are in hex.
+        A text per key column, ``None`` for a null; bytes are in hex.
 
     Raises
     ------
@@ -184,7 +184,9 @@ def entries_of_key(view: StateView, texts: Sequence[str]) -> tuple[pa.Table, int
     return found.slice(0, ENTRIES_SHOWN), found.num_rows
 
 
-def _value(field: pa.Field, text: str) -> Any:
+def _value(field: pa.Field, text: str | None) -> Any:
+    if text is None:
+        return None
     try:
         if field.type == pa.binary():
             return bytes.fromhex(text)
@@ -267,11 +269,11 @@ def _heaviest(
             if key not in known:
                 has_grown = row["__bytes_count"] > 1  # one row is no growth, and a look is dear
                 limit.rest()
-                is_asked = has_grown and None not in key and not limit.is_over
+                is_asked = has_grown and not limit.is_over
                 known[key] = (
                     before.rows_of(*key).num_rows if before is not None and is_asked else None
                 )
-            text = tuple(map(_text, key))
+            text = tuple(None if each is None else _text(each) for each in key)
             found.append(HeavyKey(text, row["__bytes_count"], row["__bytes_sum"], known[key]))
         return tuple(found)
 
@@ -283,8 +285,8 @@ def _heaviest(
     )
 
 
-def _nested_text(value: Any) -> str:
-    return json.dumps(value, default=_text, ensure_ascii=False)
+def _nested_text(value: Any) -> str | None:
+    return None if value is None else json.dumps(value, default=_text, ensure_ascii=False)
 
 
 def _text(value: Any) -> str:

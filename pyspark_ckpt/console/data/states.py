@@ -52,7 +52,7 @@ class KeyEntries:
     operator: str
     state: str
     key_columns: tuple[str, ...]
-    key: tuple[str, ...]
+    key: tuple[str | None, ...]
     columns: tuple[str, ...]
     rows: tuple[dict[str, Any], ...]
     total: int
@@ -64,7 +64,7 @@ class GrownKey:
 
     operator: str
     state: str
-    key: tuple[str, ...]
+    key: tuple[str | None, ...]
     rows: int
     rows_before: int
 
@@ -79,11 +79,11 @@ class SlowKeyRow:
 
 @dataclass(frozen=True, slots=True)
 class KeyRequest:
-    """The key that a user asked for, as texts from a form."""
+    """The key that a user asked for, as texts from a form; ``None`` is a null."""
 
     operator: str
     state: str
-    key: tuple[str, ...]
+    key: tuple[str | None, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -241,9 +241,9 @@ def _growth_chart(growth: Growth) -> Chart:
     return line_chart("Size by state", series, bytes_text)
 
 
-def _shown(row: dict[str, Any]) -> dict[str, str]:
+def _shown(row: dict[str, Any]) -> dict[str, str | None]:
     return {
-        name: value if isinstance(value, str) else json.dumps(value, default=_text)
+        name: value if value is None or isinstance(value, str) else json.dumps(value, default=_text)
         for name, value in row.items()
     }
 

@@ -7,11 +7,13 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, pass_context
 from jinja2.runtime import Context
+from markupsafe import Markup
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 _STEP = 1024
 _MOST_MS = 253_402_300_800_000
 _MOST_TEXT = 4000
+_NULL = Markup('<i title="no value">null</i>')
 UNKNOWN = "-"
 """What pages show where a number is not known."""
 
@@ -27,7 +29,7 @@ def make_environment() -> Environment:
     )
     environment.filters.update(
         bytes=bytes_text, ms=milliseconds_text, when=time_text, ago=ago_text, short=short_text,
-        count=count_text,
+        count=count_text, cell=cell,
     )  # fmt: skip
     return environment
 
@@ -88,6 +90,11 @@ def short_text(value: object, most: int = _MOST_TEXT) -> str:
     """Return a text without control characters, and not too long for a page."""
     text = "".join(each if each.isprintable() or each == "\n" else "?" for each in str(value))
     return text if len(text) <= most else f"{text[:most]}… ({len(text) - most} more characters)"
+
+
+def cell(value: str | None, most: int = _MOST_TEXT) -> str:
+    """Return a stored value as a page shows it; a null looks like no text, also not like "null"."""
+    return _NULL if value is None else short_text(value, most)
 
 
 _environment = make_environment()

@@ -45,7 +45,8 @@ class KeyTimes:
         took_ns, self._sampled_ns = now_ns - self._sampled_ns, now_ns
         if key is None:
             return
-        parts = (each if isinstance(each, str) else shown(each) for each in key)
+        # A text is shown bare, except what a null is shown as.
+        parts = (each if isinstance(each, str) and each != "None" else shown(each) for each in key)
         text = ", ".join(parts)[:_KEY_CHARACTERS]
         if text in self._took_ns or len(self._took_ns) < _MOST_KEYS:
             self._took_ns[text] = self._took_ns.get(text, 0) + took_ns

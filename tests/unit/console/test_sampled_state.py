@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import html
+import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from pyspark.sql import types as T
 
 import pyspark_ckpt as ckpt
 from pyspark_ckpt.console.data import sampled_state
-from pyspark_ckpt.console.data.sampled_state import sample_of, timers_of
+from pyspark_ckpt.console.data.places import key_of
+from pyspark_ckpt.console.data.sampled_state import entries_of_key, sample_of, timers_of
+from pyspark_ckpt.console.server import make_app
 from pyspark_ckpt.formats import canonical_file
-from pyspark_ckpt.formats.modes import TimeMode
+from pyspark_ckpt.formats.metadata_file import read_metadata
+from pyspark_ckpt.formats.modes import CheckpointKind, TimeMode
 from pyspark_ckpt.operator.state.handle import ProcessorHandle
 from pyspark_ckpt.operator.table.time_to_live import StateTtlConfig
 from pyspark_ckpt.snapshot.views import StateView
 from pyspark_ckpt.storage.open import LocalStorage
+from pyspark_ckpt.stores.directory import CompletedCheckpoints
 from tests.unit.snapshot.made_savepoint import TIME_MS, UID, Key, MadeSavepoint
 
 NAMES = T.StructType().add("name", "string")
@@ -158,3 +166,66 @@ def test_keys_of_one_row_are_not_looked_up_in_the_older_snapshot(
         monkeypatch.delattr(StateView, "rows_of")
         found = sample_of(newer, UID, "count", older).heaviest
     assert [(each.rows, each.rows_before) for each in found] == [(1, None)] * 5
+
+
+NULLABLE = T.StructType().add("name", "string").add("tags", T.ArrayType(T.StringType()))
+
+
+@pytest.mark.parametrize("schema", [NAMES, NULLABLE], ids=["flat", "nested"])
+def test_a_null_in_a_key_is_not_its_text(tmp_path: Path, schema: T.StructType) -> None:
+    rest = (None,) * (len(schema) - 1)
+    keys: list[Key] = [(None, *rest), ("None", *rest), ("null", *rest), ("", *rest)]
+    made = MadeSavepoint(tmp_path, schema, keys)
+    made.epoch(
+        lambda handle: {"visits": handle.getListState("visits", NUMBER)},
+        lambda states, key: states["visits"].put([(each,) for each in range(2 + keys.index(key))]),
+    )
+    path = made.save("s", canonical=True)
+    made.close()
+    with ckpt.open_state(path) as newer, ckpt.open_state(path) as older:
+        sample = sample_of(newer, UID, "visits", older)
+        view = newer.state(UID, "visits")
+        found = {each.text: entries_of_key(view, each.text)[1] for each in sample.heaviest}
+    assert found == {key: 2 + number for number, key in enumerate(keys)}
+    grown = {each.text: each.rows_before for each in sample.heaviest}
+    assert grown == (found if schema is NAMES else dict.fromkeys(found))
+
+
+def test_the_page_of_states_shows_and_finds_a_null(tmp_path: Path) -> None:
+    keys: list[Key] = [(None,), ("None",), ("null",)]
+    made = MadeSavepoint(tmp_path / "made", NAMES, keys)
+    made.epoch(
+        lambda handle: {"of": handle.getListState("of", NAMES)},
+        lambda states, key: states["of"].put([key, (f"of {key[0]!r}",)]),
+    )
+    savepoint = LocalStorage(Path(made.save("s", canonical=True)))
+    made.close()
+    root = LocalStorage(tmp_path / "all")
+    checkpoints = root.child("location/pyspark_ckpt")
+    metadata = msgspec.structs.replace(
+        read_metadata(savepoint), kind=CheckpointKind.CHECKPOINT, checkpoint_id=1, root=".."
+    )
+    shutil.copytree(savepoint.root / "shared", checkpoints.root / "shared")
+    CompletedCheckpoints(checkpoints).add(1, metadata)
+    client = make_app(root).test_client()
+    address = f"/q/{key_of(checkpoints.url)}/state"
+
+    def page(asked: str) -> str:
+        answer = client.get(f"{address}{asked}", base_url="http://127.0.0.1:8270")
+        assert answer.status_code == 200
+        return answer.text
+
+    null = '<i title="no value">null</i>'
+    heaviest = page("").partition('class="heaviest"')[2].partition("</table>")[0]
+    shown = re.findall(r"<tr><td>(.*?)</td>", heaviest)
+    assert sorted(shown) == sorted([null, "None", "null"])
+    for text, asked in ((null, "key=&null=0"), ("None", "key=None"), ("null", "key=null")):
+        found = page(f"?operator={UID}&state=of&{asked}")
+        assert f"Entries of key {text} in of" in found
+        rows = found.partition('id="entries"')[2].partition("</table>")[0]
+        key = None if text == null else text
+        assert re.findall(r"<td>(.*?)</td>", rows) == [
+            text, "0", text, text, "1", html.escape(f"of {key!r}").replace("&#x27;", "&#39;"),
+        ]  # fmt: skip
+        (box,) = re.findall('<input type="checkbox" name="null" value="0"(.*?)>', found)
+        assert ("checked" in box) == (text == null)

@@ -43,6 +43,17 @@ def test_the_slowest_keys_come_first_and_older_epochs_count_less(
     assert found == SlowKeys(1555, (SlowKey("b, 2", 1260), SlowKey("a", 295)))
 
 
+def test_a_null_and_its_text_are_two_keys(pass_ms: Callable[[int], None]) -> None:
+    keys = iter([(None, "a"), ("None", "a")])
+    times = KeyTimes(lambda: next(keys))
+    for took_ms in (20, 10):
+        pass_ms(took_ms)
+        times.sample()
+    assert times.after(msgspec.UNSET) == SlowKeys(
+        30, (SlowKey("None, a", 20), SlowKey("'None', a", 10))
+    )
+
+
 def test_the_keys_of_an_epoch_are_bounded(pass_ms: Callable[[int], None]) -> None:
     times = KeyTimes(lambda: ("long" * 100,))
     for _ in range(900):
