@@ -61,6 +61,8 @@ class GcsStorage(RemoteStorage):
         If the prefix steps upwards.
     """
 
+    _directory_ending = "/"  # of the object that Hadoop makes for a directory itself
+
     def __init__(self, bucket: str, prefix: str = "") -> None:
         if _BUCKET.fullmatch(bucket) is None:
             raise ConfigurationError(
@@ -152,9 +154,6 @@ class GcsStorage(RemoteStorage):
             for item in page.get("items", []):
                 with suppress(FileNotFoundError):  # deleted before, if its answer got lost
                     self._request("DELETE", f"{self._objects}/{quote(item['name'], safe='')}")
-
-    def _delete_if_empty(self, path: str) -> None:
-        self._delete(f"{path}/")  # the object that Hadoop makes for the directory itself
 
     def files_below(self, directory: str) -> tuple[str, ...]:
         prefix = _prefix(self._path(directory))

@@ -25,6 +25,8 @@ class FsspecStorage(RemoteStorage):
         The file system of fsspec.
     """
 
+    _directory_ending = "/"  # of the object that Hadoop makes for a directory itself
+
     _no_place: str | None = None
     """The error code of a root that does not exist and that no write creates, such as a bucket."""
 
@@ -69,9 +71,6 @@ class FsspecStorage(RemoteStorage):
             # Also the object that Hadoop makes for the directory itself, whose name ends with "/".
             if name.lstrip("/").startswith(directory):
                 self._file_system.rm_file(name)
-
-    def _delete_if_empty(self, path: str) -> None:
-        self._delete(f"{path}/")  # the object that Hadoop makes for the directory itself
 
     def _is_no_place(self, error: FileNotFoundError) -> bool:
         return self._no_place in codes_of(error)

@@ -44,6 +44,9 @@ class RemoteStorage(Storage):
     _failures: tuple[type[Exception], ...] = (asyncio.TimeoutError,)
     """Errors of requests that are not ``OSError``."""
 
+    _directory_ending = ""
+    """What the name of a directory's own entry ends with."""
+
     def __init__(self, url: str, root: str) -> None:
         self.url = url.rstrip("/")
         self._root = root.rstrip("/")
@@ -102,10 +105,6 @@ class RemoteStorage(Storage):
     @abstractmethod
     def _delete_below(self, path: str) -> None:
         """Delete a directory and what is in it."""
-
-    def _delete_if_empty(self, path: str) -> None:
-        """Delete a directory, which has an entry of its own, unless something is in it."""
-        self._delete(path)
 
     def requests(self) -> dict[str, int]:
         return self._counts.so_far()
@@ -229,7 +228,7 @@ class RemoteStorage(Storage):
         path = self._path(relative)
         self._counts.add("delete")
         with suppress(OSError), self._errors_named(relative):
-            self._delete_if_empty(path)
+            self._delete(f"{path}{self._directory_ending}")
 
     def _is_no_place(self, error: FileNotFoundError) -> bool:  # noqa: ARG002  # for subclasses
         """Return whether the root does not exist and no write creates it, such as a bucket."""
