@@ -116,11 +116,12 @@ def _add_arguments_of_requests(
     for command in placed:
         command.add_argument(
             "--directory",
+            type=given.path,
             help="below the query's spark.ckpt.execution.checkpointing.savepoint-dir, "
             "which is the default",
         )
     for command in (*placed, other):
-        command.add_argument("location", metavar="LOCATION", help=LOCATION)
+        command.add_argument("location", type=given.path, metavar="LOCATION", help=LOCATION)
         command.add_argument(
             "--timeout",
             type=given.seconds,
@@ -147,7 +148,7 @@ def _add_release(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "pyspark-ckpt release /data/flights/checkpoint\n"
         "pyspark-ckpt release /data/flights/checkpoint --operator turnarounds --key N10156",
     )
-    command.add_argument("location", metavar="LOCATION", help=LOCATION)
+    command.add_argument("location", type=given.path, metavar="LOCATION", help=LOCATION)
     command.add_argument("--operator", metavar="UID", help="the operator, if there are several")
     _add_key(command, "one key in place of all")
     command.set_defaults(run=release_command.release)
@@ -187,7 +188,7 @@ def _add_file_commands(commands: argparse._SubParsersAction[argparse.ArgumentPar
          "pyspark-ckpt dispose /data/savepoints/savepoint-3f2a10-0a1b2c3d4e5f"),
     ):  # fmt: skip
         command = _command(commands, name, what, examples)
-        command.add_argument("path", metavar="PATH", help=argument)
+        command.add_argument("path", type=given.path, metavar="PATH", help=argument)
         command.set_defaults(run=run)
 
 
@@ -202,7 +203,7 @@ def _add_state(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "pyspark-ckpt state /data/flights/checkpoint --state total --format parquet \\\n"
         "    --output total.parquet",
     )
-    command.add_argument("path", metavar="PATH", help=f"{SNAPSHOT}, or {LOCATION}")
+    command.add_argument("path", type=given.path, metavar="PATH", help=f"{SNAPSHOT}, or {LOCATION}")
     command.add_argument("--operator", metavar="UID", help="the operator, if there are several")
     command.add_argument("--state", metavar="NAME", help="the state whose rows are shown")
     command.add_argument("--timers", action="store_true", help="show the operator's timers")
@@ -219,7 +220,10 @@ def _add_state(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="of rows (default table); in csv a null is nothing, an empty text is two quotes",
     )
     command.add_argument(
-        "--output", metavar="FILE", help="where the rows go, instead of the screen"
+        "--output",
+        type=given.path,
+        metavar="FILE",
+        help="where the rows go, instead of the screen",
     )
     command.set_defaults(run=state_commands.state, check=state_commands.wrong_arguments_of_state)
 
@@ -233,7 +237,9 @@ def _add_diff(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         "pyspark-ckpt diff /data/savepoints/savepoint-3f2a10-0a1b2c3d4e5f /data/fork --json",
     )
     for name in ("old", "new"):
-        command.add_argument(name, metavar=name.upper(), help=f"{SNAPSHOT}, or {LOCATION}")
+        command.add_argument(
+            name, type=given.path, metavar=name.upper(), help=f"{SNAPSHOT}, or {LOCATION}"
+        )
     command.add_argument(
         "--limit", type=given.count, metavar="ROWS", default=5, help="changes of each state to show"
     )
@@ -248,12 +254,15 @@ def _add_rename_uid(commands: argparse._SubParsersAction[argparse.ArgumentParser
         "pyspark-ckpt rename-uid /data/savepoints/savepoint-3f2a10-0a1b2c3d4e5f count=totals \\\n"
         "    --directory /data/savepoints",
     )
-    command.add_argument("path", metavar="PATH", help=SNAPSHOT)
+    command.add_argument("path", type=given.path, metavar="PATH", help=SNAPSHOT)
     command.add_argument(
         "uids", metavar="OLD=NEW", nargs="+", type=given.renaming, help="a new uid for an old one"
     )
     command.add_argument(
-        "--directory", required=True, help="the parent of the new savepoint-... directory"
+        "--directory",
+        type=given.path,
+        required=True,
+        help="the parent of the new savepoint-... directory",
     )
     command.set_defaults(run=file_commands.rename_uids)
 
@@ -267,7 +276,7 @@ def _add_spark_commands(commands: argparse._SubParsersAction[argparse.ArgumentPa
         "pyspark-ckpt plan /data/flights/checkpoint/pyspark_ckpt/chk-12 job.py:build \\\n"
         "    --conf spark.sql.shuffle.partitions=16",
     )
-    plan.add_argument("path", metavar="PATH", help=SNAPSHOT)
+    plan.add_argument("path", type=given.path, metavar="PATH", help=SNAPSHOT)
     plan.add_argument(
         "program",
         metavar="FILE.py:FUNCTION",
@@ -286,12 +295,15 @@ def _add_spark_commands(commands: argparse._SubParsersAction[argparse.ArgumentPa
         "roll the location of a stopped query back to a retained checkpoint",
         "pyspark-ckpt rollback /data/flights/checkpoint chk-12",
     )
-    rollback.add_argument("location", metavar="LOCATION", help="a query's checkpointLocation")
+    rollback.add_argument(
+        "location", type=given.path, metavar="LOCATION", help="a query's checkpointLocation"
+    )
     rollback.add_argument(
         "to", metavar="CHECKPOINT", help="chk-N, or a _before_rollback-... directory of LOCATION"
     )
     rollback.add_argument(
         "--checkpoints-directory",
+        type=given.path,
         metavar="DIR",
         help="the query's spark.ckpt.execution.checkpointing.dir, if it is set",
     )
@@ -324,7 +336,9 @@ def _prove(
         "pyspark-ckpt prove /data/flights/checkpoint job.py:build new.py:build \\\n"
         "    --ignore output.loaded_at --tolerance 1e-9 --html report.html",
     )
-    prove.add_argument("location", metavar="LOCATION", help="a query's checkpointLocation")
+    prove.add_argument(
+        "location", type=given.path, metavar="LOCATION", help="a query's checkpointLocation"
+    )
     for name, what in (("original", "the query's own program"), ("candidate", "the new program")):
         prove.add_argument(
             name,
@@ -346,8 +360,8 @@ def _prove(
         ("--tolerance", float, 0.0, "X", "relative difference of fractions that counts as equal"),
         ("--timeout", given.seconds, None, "SECONDS", "stop after this time; by default never"),
         ("--expected", str, None, "FILE.py:FUNCTION", "returns whether a difference is wanted"),
-        ("--directory", str, None, "DIR", "for the forks; by default a temporary one"),
-        ("--html", str, None, "FILE", "write the report as HTML, too"),
+        ("--directory", given.path, None, "DIR", "for the forks; by default a temporary one"),
+        ("--html", given.path, None, "FILE", "write the report as HTML, too"),
     ):
         prove.add_argument(option, type=kind, default=default, metavar=metavar, help=what)
     for option, metavar, what in (
@@ -370,7 +384,12 @@ def _add_console_commands(commands: argparse._SubParsersAction[argparse.Argument
         "pyspark-ckpt ui s3://bucket/checkpoints --port 9000\n"
         "pyspark-ckpt ui flights.bundle",
     )
-    ui.add_argument("path", metavar="PATH", help=f"{LOCATION}, a directory of several, or a bundle")
+    ui.add_argument(
+        "path",
+        type=given.path,
+        metavar="PATH",
+        help=f"{LOCATION}, a directory of several, or a bundle",
+    )
     ui.add_argument(
         "--port",
         type=given.port,
@@ -390,8 +409,12 @@ def _add_console_commands(commands: argparse._SubParsersAction[argparse.Argument
         "write one file with what `ui` shows, without data, to look at it elsewhere",
         "pyspark-ckpt bundle /data/flights/checkpoint --output flights.bundle",
     )
-    bundle.add_argument("path", metavar="PATH", help=f"{LOCATION}, or a directory of several")
-    bundle.add_argument("--output", metavar="FILE", required=True, help="the new file")
+    bundle.add_argument(
+        "path", type=given.path, metavar="PATH", help=f"{LOCATION}, or a directory of several"
+    )
+    bundle.add_argument(
+        "--output", type=given.path, metavar="FILE", required=True, help="the new file"
+    )
     bundle.set_defaults(run=console_commands.bundle)
 
 

@@ -7,10 +7,17 @@ from argparse import ArgumentTypeError
 _MOST_PORTS = 65535
 
 
+def path(text: str) -> str:
+    """Return a path or URL. An empty one would mean the directory that the command runs in."""
+    if not text.strip():
+        raise _wrong(text, "a path; it is empty, such as of a variable that is not set")
+    return text
+
+
 def renaming(text: str) -> tuple[str, str]:
     """Return the old and the new uid of ``OLD=NEW``."""
     old, equals, new = text.partition("=")
-    if not equals:
+    if not (old and equals and new):
         raise _wrong(text, "OLD=NEW, an operator's uid and its new one")
     return old, new
 

@@ -61,6 +61,7 @@ def test_help_has_examples(command: str, capsys: pytest.CaptureFixture[str]) -> 
      ["savepoint", "x", "--timeout", "0"], ["savepoint", "x", "--timeout", "soon"],
      ["show", "--drain", "x"], ["rename-uid", "x", "--directory", "y"],
      ["rename-uid", "x", "count", "--directory", "y"], ["rename-uid", "x", "count=n"],
+     ["rename-uid", "x", "=n", "--directory", "y"], ["rename-uid", "x", "n=", "--directory", "y"],
      ["plan", "x"], ["rollback", "x"]],
 )  # fmt: skip
 def test_wrong_arguments_end_with_2(wrong: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,6 +69,32 @@ def test_wrong_arguments_end_with_2(wrong: list[str], capsys: pytest.CaptureFixt
         main(wrong)
     assert ended.value.code == 2
     assert "usage:" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [*([command, ""] for command in (*COMMANDS, "promote", "discard", "release", "ui")),
+     ["diff", "", "x"], ["diff", "x", ""], ["state", "x", "--state", "n", "--output", ""],
+     ["savepoint", "x", "--directory", " "], ["bundle", "", "--output", "x"],
+     ["bundle", "x", "--output", ""], ["rename-uid", "", "a=b", "--directory", "x"],
+     ["rename-uid", "x", "a=b", "--directory", ""], ["plan", "", "a.py:f"],
+     ["rollback", "", "chk-1"], ["rollback", "x", "chk-1", "--checkpoints-directory", ""],
+     ["prove", "", "a.py:f", "b.py:f"], ["prove", "x", "a.py:f", "b.py:f", "--directory", ""],
+     ["prove", "x", "a.py:f", "b.py:f", "--html", ""]],
+)  # fmt: skip
+def test_an_empty_path_is_not_the_directory_of_the_terminal(
+    arguments: list[str],
+    savepoint: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Such as in ``dispose "$NOT_SET"``."""
+    monkeypatch.chdir(savepoint)
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert "give a path; it is empty" in capsys.readouterr().err
+    assert (savepoint / "_metadata").exists()
 
 
 @pytest.mark.parametrize("command", COMMANDS)
