@@ -8,11 +8,11 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-from pyspark_ckpt.cli.output import Result, as_json
+from pyspark_ckpt.cli.output import Result, as_json, check_can_write
 from pyspark_ckpt.console.data.bundle import unpack_bundle, write_bundle
 from pyspark_ckpt.console.data.places import find_places
 from pyspark_ckpt.console.opening import Console, open_console
-from pyspark_ckpt.errors import CheckpointNotFoundError
+from pyspark_ckpt.errors import CheckpointNotFoundError, ConfigurationError
 from pyspark_ckpt.storage.open import LocalStorage, Storage, open_storage
 
 
@@ -54,6 +54,10 @@ def _serve(console: Console, arguments: Namespace) -> Result:
 
 def bundle(arguments: Namespace) -> Result:
     """Write one file with what the console shows, without data."""
+    output = Path(arguments.output)
+    check_can_write("--output", output)
+    if output.exists():
+        raise ConfigurationError(f"--output {output} exists: give the name of a new file")
     root = open_storage(arguments.path)
     places = find_places(root)
     if not places.queries and not places.savepoints:
@@ -61,7 +65,7 @@ def bundle(arguments: Namespace) -> Result:
             f"{root.url} has no query and no savepoint: give a query's checkpointLocation, or a "
             "directory of several"
         )
-    made = write_bundle(root, places, Path(arguments.output))
+    made = write_bundle(root, places, output)
     fields = {
         "output": arguments.output,
         "queries": len(places.queries),

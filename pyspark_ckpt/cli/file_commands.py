@@ -68,8 +68,11 @@ def show_history(arguments: Namespace) -> Result:
     """Show the history of a query, or the tree of forks of several queries."""
     try:
         frame = history(arguments.path)
-    except CheckpointNotFoundError:
-        return _show_lineage(arguments.path)
+    except CheckpointNotFoundError as exc:
+        try:
+            return _show_lineage(arguments.path)
+        except CheckpointNotFoundError:
+            raise exc from None  # the other error asks for one checkpoint
     ancestors = ancestors_of(read_origin(find_checkpoints_directory(arguments.path)))
     text = table(frame.drop(columns="phases_ms"), "no history") + _ancestors_text(ancestors)
     return Result({"history": records(frame), "ancestors": records(ancestors)}, text)

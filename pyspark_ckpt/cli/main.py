@@ -66,9 +66,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _report(chosen, _of_program(exc))
         return failed
     except Exception as exc:
-        if not isinstance(exc, CkptError | OSError):  # of the user's program, or a bug
+        is_named = isinstance(exc, CkptError | OSError)
+        if not is_named:  # of the user's program, or a bug
             traceback.print_exc()
-        _report(chosen, exc)
+        _report(chosen, exc, "" if is_named else f"{type(exc).__name__}: ")
         return failed
     if not result.is_answer:
         return failed
@@ -92,11 +93,12 @@ class _OneLine(logging.Formatter):
         return f"pyspark-ckpt: {one_line(record.message)}"
 
 
-def _report(chosen: Namespace, error: Exception) -> None:
+def _report(chosen: Namespace, error: Exception, kind: str = "") -> None:
+    """Show an error; JSON has its kind in any case."""
     if chosen.json:
         sys.stdout.write(as_json(failure(error)))
     else:
-        show_printable(sys.stderr, f"pyspark-ckpt: {error}\n")
+        show_printable(sys.stderr, f"pyspark-ckpt: {kind}{error}\n")
 
 
 def _of_program(exit_of_program: SystemExit) -> ConfigurationError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import socket
 import threading
 from collections.abc import Sequence
@@ -351,9 +352,15 @@ def _bound(addresses: Sequence[tuple[int, tuple[Any, ...]]], port: int) -> list[
             try:
                 listening = socket.create_server((name, wanted, *rest), family=family)
             except OSError as exc:
+                error = OSError(
+                    exc.errno,
+                    f"the console cannot listen at {name}, port {wanted} "
+                    f"({os.strerror(exc.errno or 0)}): give another host or port; port 0 stands "
+                    "for any that is free",
+                )
                 if exc.errno not in _NOT_HERE:
-                    raise
-                missing = exc
+                    raise error from exc
+                missing = error
             else:
                 sockets.append(opened.enter_context(listening))
         if missing is not None and not sockets:

@@ -74,7 +74,8 @@ def _directory_of(path: str) -> str:
         ids = store.ids()
         if not ids:
             raise CheckpointNotFoundError(
-                f"{path} has no completed checkpoint yet: trigger one, or wait for the interval"
+                f"{checkpoints.url} has no completed checkpoint yet: trigger one, or wait for the "
+                "interval"
             )
         return store.path(ids[-1])
 

@@ -57,6 +57,16 @@ def test_errors(
     assert ("Traceback" in printed.err) == isinstance(error, ValueError)
 
 
+@pytest.mark.parametrize("error", ERRORS[:3], ids=lambda each: type(each).__name__)
+def test_an_error_that_this_library_does_not_word_is_named(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], error: Exception
+) -> None:
+    """A KeyError says no more than the key."""
+    run_raising(monkeypatch, error, COMMANDS["list"])
+    kind = "ValueError: " if isinstance(error, ValueError) else ""
+    assert capfd.readouterr().err.splitlines()[-1] == f"pyspark-ckpt: {kind}{error}"
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_program_that_ends_the_process_gives_no_answer(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str

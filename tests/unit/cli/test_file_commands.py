@@ -97,6 +97,25 @@ def test_an_empty_path_is_not_the_directory_of_the_terminal(
     assert (savepoint / "_metadata").exists()
 
 
+def test_history_of_nothing_asks_for_a_location(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("missing", "other/files"):
+        (tmp_path / "other" / "files").mkdir(parents=True, exist_ok=True)
+        assert main(["history", str(tmp_path / name)]) == 1
+        assert "give a query's checkpointLocation" in capsys.readouterr().err
+
+
+def test_a_location_without_a_checkpoint_is_named_in_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "location" / "pyspark_ckpt").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert main(["state", "location"]) == 1
+    err = capsys.readouterr().err
+    assert f"{tmp_path}/location/pyspark_ckpt has no completed checkpoint yet" in err
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_users_mistake_ends_with_1_and_one_line(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

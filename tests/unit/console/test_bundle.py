@@ -300,3 +300,18 @@ def test_an_unreadable_query_leaves_the_others_in_the_bundle(
     found = find_places(bundled(root, tmp_path))
     assert len(found.queries) == 2
     assert len(found.savepoints) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "why"), [("taken", "exists"), (".", "is a directory"), ("no/file", "no directory")]
+)
+def test_a_bundle_that_cannot_be_written_is_refused_with_what_to_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, why: str
+) -> None:
+    (tmp_path / "taken").write_text("mine")
+    assert main(["bundle", str(tmp_path), "--output", str(tmp_path / name)]) == 1
+    err = capsys.readouterr().err
+    assert why in err
+    assert "give" in err
+    assert "Errno" not in err
+    assert (tmp_path / "taken").read_text() == "mine"

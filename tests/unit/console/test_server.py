@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import socket
 import threading
+from contextlib import suppress
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,12 @@ def test_a_name_is_served_at_each_address_that_it_has_here(
     with monkeypatch.context() as patched:
         patched.setattr(socket, "getaddrinfo", resolved)
         server, url = open_server(LocalStorage(tmp_path), host="localhost", port=0)
-    thread = threading.Thread(target=server.run, daemon=True)
+
+    def run() -> None:
+        with suppress(OSError):  # its sockets are closed at the end
+            server.run()
+
+    thread = threading.Thread(target=run, daemon=True)
     thread.start()
     try:
         assert url == f"http://localhost:{urlsplit(url).port}/"
@@ -74,11 +80,20 @@ def test_a_name_is_served_at_each_address_that_it_has_here(
             connection.close()
     finally:
         server.close()
+        thread.join()
 
 
 def test_an_address_of_another_machine_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match=re.escape(ELSEWHERE)):
+    with pytest.raises(OSError, match=f"cannot listen at {re.escape(ELSEWHERE)}, .*: give another"):
         open_server(LocalStorage(tmp_path), host=ELSEWHERE, port=0)
+
+
+def test_a_port_that_is_taken_is_named_with_what_to_do(tmp_path: Path) -> None:
+    with socket.create_server((IPV4, 0)) as taken:
+        port = taken.getsockname()[1]
+        message = rf"{re.escape(IPV4)}, port {port} .*in use.*: give another host or port"
+        with pytest.raises(OSError, match=message):
+            open_server(LocalStorage(tmp_path), host=IPV4, port=port)
 
 
 def test_an_address_of_ipv6_is_named_as_in_a_url(tmp_path: Path) -> None:
