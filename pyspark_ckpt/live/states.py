@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from pyspark_ckpt.live.newest_handles import CommittedEpoch
 from pyspark_ckpt.live.run_states import LiveStates, StateOfRun
+from pyspark_ckpt.snapshot.columns import pandas_frame
 
 R = TypeVar("R")
 
@@ -184,7 +185,7 @@ class LiveState:
         0
         """
         table, committed = self._read(StateOfRun.whole)
-        frame: pd.DataFrame = table.to_pandas()
+        frame = pandas_frame(table)
         frame.attrs.update(_stamp(committed))
         return frame
 

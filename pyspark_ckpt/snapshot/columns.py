@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import types as T
@@ -58,6 +59,15 @@ def python_rows(table: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:
             table = table.set_column(place, field, times.cast(TIME))
     rows: list[dict[str, Any]] = table.to_pylist()
     return rows
+
+
+def pandas_frame(table: pa.Table) -> pd.DataFrame:
+    """Return a table as a frame in which integers beside nulls keep their digits, as objects.
+
+    pandas would make them doubles, of which none is, for example, 2**60 + 1.
+    """
+    frame: pd.DataFrame = table.to_pandas(integer_object_nulls=True)
+    return frame
 
 
 def same_rows(one: pa.Table, other: pa.Table) -> bool:

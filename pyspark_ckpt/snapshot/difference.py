@@ -25,7 +25,7 @@ from pyspark_ckpt.snapshot.changed_rows import (
     changed_rows,
     changed_timers,
 )
-from pyspark_ckpt.snapshot.columns import python_rows
+from pyspark_ckpt.snapshot.columns import pandas_frame, python_rows
 from pyspark_ckpt.snapshot.reader import SnapshotReader, StoredOperator
 from pyspark_ckpt.snapshot.snapshot import open_state
 
@@ -296,7 +296,7 @@ class StateDifference:
         Returns
         -------
         pandas.DataFrame
-            As :meth:`to_arrow`.
+            As :meth:`to_arrow`. A column of integers with nulls has Python's integers and ``None``.
 
         Raises
         ------
@@ -308,8 +308,7 @@ class StateDifference:
         >>> ckpt.diff_state(savepoint.path, savepoint.path).to_pandas("count", "count").empty
         True
         """
-        frame: pd.DataFrame = self.to_arrow(operator, state).to_pandas()
-        return frame
+        return pandas_frame(self.to_arrow(operator, state))
 
     def samples(self, rows: int = _SAMPLES) -> dict[tuple[str, str], list[dict[str, Any]]]:
         """Return the first changes of each state that has any.

@@ -16,7 +16,7 @@ from pyspark_ckpt.operator.rows.key_hash import KeyPlaces
 from pyspark_ckpt.operator.state.kinds import Entries, Movement, kind_of
 from pyspark_ckpt.operator.table.catalog import evolved
 from pyspark_ckpt.operator.table.stored_keys import encode_key_group
-from pyspark_ckpt.snapshot.columns import python_rows, same_rows
+from pyspark_ckpt.snapshot.columns import pandas_frame, python_rows, same_rows
 from pyspark_ckpt.snapshot.entries import StoredRange
 from pyspark_ckpt.snapshot.reader import SnapshotReader, StoredOperator
 from pyspark_ckpt.snapshot.tables import Table, state_table
@@ -144,7 +144,7 @@ class TableView:
         Returns
         -------
         pandas.DataFrame
-            All of it, in memory.
+            All of it, in memory. A column of integers with nulls has Python's integers and ``None``.
 
         Raises
         ------
@@ -157,8 +157,7 @@ class TableView:
         >>> view.to_pandas().sort_values("user").values.tolist()
         [['ada', 2], ['bob', 1]]
         """
-        frame: pd.DataFrame = self.to_arrow(include_expired=include_expired).read_pandas()
-        return frame
+        return pandas_frame(self.to_arrow(include_expired=include_expired).read_all())
 
     def to_polars(self, *, include_expired: bool = False) -> polars.DataFrame:
         """Return the table as a Polars frame; needs the extra ``polars``.

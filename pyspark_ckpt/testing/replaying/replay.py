@@ -18,6 +18,7 @@ from pyspark_ckpt.operator.capture.capture_file import CapturedEpoch
 from pyspark_ckpt.operator.descriptor import code_fingerprint
 from pyspark_ckpt.operator.rows.sent_rows import SentRows
 from pyspark_ckpt.operator.table.catalog import struct_type
+from pyspark_ckpt.snapshot.columns import pandas_frame
 from pyspark_ckpt.testing.replaying.differences import Difference, differences_of, shown_output
 from pyspark_ckpt.testing.replaying.parts import read_parts
 from pyspark_ckpt.testing.replaying.subtask import SubtaskReplay
@@ -254,5 +255,5 @@ class ReplayResult:
                 table: Any = shown_output(batches, struct_type(epoch.program.output_schema))
                 numbers = pa.array([epoch.epoch] * table.num_rows, pa.int64())
                 name = "epoch" if "epoch" not in table.column_names else "__epoch"
-                frames.append(table.add_column(0, name, numbers).to_pandas())
+                frames.append(pandas_frame(table.add_column(0, name, numbers)))
         return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()

@@ -165,9 +165,7 @@ class MadeSavepoint:
             return msgspec.structs.replace(handle, segments=(segment,))
         path = canonical_path(number, 7, "0" * 16)
         file = storage.write(path, encode_canonical(handle, [changes] if entries else []))
-        version = (
-            uuid.uuid4().hex
-        )  # as in a run: entries of equal ones count as equal
+        version = uuid.uuid4().hex  # as in a run: entries of equal ones count as equal
         base = BaseSnapshot(
             version, 7, len(changes), (BaseFile("state.parquet", file),), CANONICAL_FORMAT
         )

@@ -157,3 +157,26 @@ def test_names_of_keys_like_those_of_changes_and_values(tmp_path: Path) -> None:
         }
     ]
     assert difference.counts["changed"].tolist() == [1, 1]
+
+
+def test_large_integers_beside_nulls_keep_their_digits_in_frames(tmp_path: Path) -> None:
+    """No double is 2**60 + 1, and pandas makes doubles of integers beside nulls."""
+    key, large = T.StructType().add("user", "string"), 2**60 + 1
+    made = MadeSavepoint(tmp_path, key, USERS[:2], 1)
+    schema = T.StructType().add("n", "long").add("many", T.ArrayType(T.LongType()))
+    saved = []
+    for number in (None, large):
+        made.epoch(
+            lambda handle: {"s": handle.getValueState("s", schema)},
+            lambda states, user, number=number: states["s"].update(
+                (number, [number, None]) if user == USERS[0] else (large, None)
+            ),
+        )
+        saved.append(made.save(f"savepoint-{number}", canonical=True))
+    with ckpt.open_state(saved[0]) as snapshot:
+        frame = snapshot.state(UID, "s").to_pandas().set_index("user")
+    assert frame["n"].to_dict() == {"u0": None, "u1": large}
+    difference = ckpt.diff_state(*saved)
+    (row,) = difference.to_pandas(UID, "s").to_dict("records")
+    assert (row["old_n"], row["new_n"]) == (None, large)
+    assert (list(row["old_many"]), list(row["new_many"])) == ([None, None], [large, None])
