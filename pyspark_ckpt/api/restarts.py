@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
+from pyspark_ckpt.checkpoint.query_runner import is_of_operators
 from pyspark_ckpt.clock import monotonic_ms, ms_of_text, now_ms
 from pyspark_ckpt.errors import (
     CheckpointAbortedError,
@@ -289,17 +290,13 @@ def _check_against_newest(coordinator: CheckpointCoordinator, start: QueryStart)
             f"the query runs at {coordinator.files.spark_log.storage.url}, not at "
             f"{start.location.storage.url}: a restart in place keeps the checkpointLocation"
         )
+    operators = coordinator.files.operators
     newest = coordinator.newest_metadata()
-    if newest is None or not _is_of(newest[1], _parallelism(coordinator)):
+    if newest is None or not is_of_operators(newest[1], operators):
         coordinator.trigger_checkpoint(waits_for_listeners=False)  # one may wait for the restart
         newest = coordinator.newest_metadata()
-    if newest is not None and _is_of(newest[1], _parallelism(coordinator)):
+    if newest is not None and is_of_operators(newest[1], operators):
         check_can_be_changed(start.plan_from(*newest))
-
-
-def _is_of(metadata: CheckpointMetadata, parallelism: int) -> bool:
-    """Return whether a checkpoint is not of a time before the last rescale."""
-    return all(each.parallelism == parallelism for each in metadata.operators)
 
 
 def _changed(

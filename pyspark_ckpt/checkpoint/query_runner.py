@@ -20,6 +20,7 @@ from pyspark_ckpt.errors import CkptError
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.settings import Settings
 from pyspark_ckpt.spark.log import Sources, SparkLog
+from pyspark_ckpt.spark.operators import StatefulOperators
 from pyspark_ckpt.storage.open import Storage
 from pyspark_ckpt.storage.retrying import retried
 
@@ -96,6 +97,22 @@ def _input(entry: str) -> tuple[object, list[str]]:
     return {**json.loads(fields), "conf": None}, offsets
 
 
+def is_of_operators(metadata: CheckpointMetadata, operators: StatefulOperators) -> bool:
+    """Return whether a checkpoint has the handles of these operators and subtasks.
+
+    A restart in place gives an epoch other ones. A checkpoint that was taken before it is of the
+    same epoch, if the query has been idle since.
+    """
+    stored = {
+        each.operator_id: (each.uid, each.parallelism, each.max_parallelism)
+        for each in metadata.operators
+    }
+    return stored == {
+        operator_id: (each.uid, each.parallelism, each.max_parallelism)
+        for operator_id, each in operators.ours.items()
+    }
+
+
 def last_metadata(
     runner: CheckpointRunner, spark: SparkSession, files: QueryFiles, epoch: int
 ) -> tuple[str, CheckpointMetadata]:
@@ -111,7 +128,7 @@ def last_metadata(
     newest = runner.newest()
     if newest is not None and newest.epoch == epoch and runner.covers(epoch):
         metadata = runner.metadata_of(newest.checkpoint_id)
-        if metadata is not None:
+        if metadata is not None and is_of_operators(metadata, files.operators):
             return newest.path, metadata
     number = runner.last_id() + 1
     return runner.path(number), metadata_at_end(spark, files, epoch, number)

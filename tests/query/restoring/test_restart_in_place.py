@@ -187,6 +187,22 @@ def test_up_and_down(job: Job, backend: str) -> None:
         assert not [p.name for p in job.location_path.iterdir() if "restart" in p.name]
 
 
+def test_up_and_down_while_the_query_is_idle(job: Job) -> None:
+    """The newest checkpoint is of the same epoch, and of the subtasks before the last restart."""
+    with session_conf(job.spark, {PARTITIONS: "2"}):
+        epoch_of(job)
+        query = writer_of(job).start()
+        query.processAllAvailable()
+        for parallelism in (4, 2):
+            assert query.rescale(parallelism).parallelism == parallelism
+            assert query.state("op", "n").get("k1").value == {"n": 1}
+        epoch_of(job)
+        query.processAllAvailable()
+        check_numbered(job, 2)
+        assert subtasks_of(query) == {0, 1}
+        query.stop()
+
+
 def test_restart_with_another_program(job: Job) -> None:
     """Who waits for the query waits on, a listener stays, a bad program changes nothing."""
     with session_conf(job.spark, {PARTITIONS: "2"}):
