@@ -278,6 +278,10 @@ class CheckpointMachine:
         if pending is not None:
             self.abort(pending, AbortReason.QUERY_ENDED)
 
+    def reopen(self) -> None:
+        """Trigger checkpoints again after :meth:`shut_down`."""
+        self._is_shut_down = False
+
     def _change(self, checkpoint_id: int, event: CheckpointEvent) -> bool:
         checkpoint = self._checkpoints.get(checkpoint_id)
         if checkpoint is None or (checkpoint.state, event) not in TRANSITIONS:

@@ -118,7 +118,10 @@ class CheckpointRunner:
             self.listeners.note,
             RequestMeter(storage.requests).new,
         )
-        self._thread = CallThread(f"pyspark_ckpt checkpoints {query_id}")
+        self._thread = self._new_thread()
+
+    def _new_thread(self) -> CallThread:
+        return CallThread(f"pyspark_ckpt checkpoints {self.query_id}")
 
     @property
     def tolerance_is_exceeded(self) -> bool:
@@ -314,6 +317,13 @@ class CheckpointRunner:
                 self._machine.shut_down()
             self._thread.close()
             self._store.close()
+
+    def reopen(self) -> None:
+        """Take checkpoints again, of an epoch that was run after the query's end."""
+        with self.exclusive:
+            self._thread = self._new_thread()
+            with self._guard:
+                self._machine.reopen()
 
     def discard_all(self) -> None:
         """Remove all checkpoints and the files that only they need; the state stays.

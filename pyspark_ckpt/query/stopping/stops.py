@@ -200,7 +200,7 @@ class RunStops:
             If somebody else has stopped the query, or is about to, or a savepoint takes too long.
         FencedError
             If another driver runs it.
-        CkptError, StreamingQueryException
+        CkptError, OSError, StreamingQueryException
             If its last epoch or checkpoint failed.
         """
         run = self._run
@@ -223,4 +223,20 @@ class RunStops:
             epoch = run.files.spark_log.committed_epoch()
             if epoch is None:
                 raise nothing_committed(run.query_id)
+            self._checkpoint(epoch)
             return last_metadata(run.runner, run.spark, run.files, epoch)
+
+    def _checkpoint(self, epoch: int) -> None:
+        """Take a checkpoint of the last epoch, unless there is one.
+
+        The coordinator takes it when the run ends. If the stop interrupted the epoch, it was
+        committed later than that. The restart leaves only this epoch in Spark's log.
+        """
+        runner = self._run.runner
+        if runner.covers(epoch):
+            return
+        runner.reopen()
+        try:
+            runner.take(lambda: epoch, periodic=False, waits_for_listeners=False)
+        finally:
+            runner.close()

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import DataFrame, Row
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
 import pyspark_ckpt as ckpt
 from pyspark_ckpt.query.requests import POLL_MS
+from pyspark_ckpt.query.stopping import stops
 from tests.query.harness import (
     BACKEND,
     BACKENDS,
@@ -201,6 +205,46 @@ def test_up_and_down_while_the_query_is_idle(job: Job) -> None:
         check_numbered(job, 2)
         assert subtasks_of(query) == {0, 1}
         query.stop()
+
+
+class Waiting(Numbered):
+    """Wait in the second epoch until a file is there."""
+
+    go = Path()
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Any:
+        if self.n.get() is not None:
+            until(self.go.exists, f"{self.go} never came")
+        yield from super().handleInputRows(key, rows, timerValues)
+
+
+def test_an_epoch_that_the_stop_has_interrupted_gets_its_checkpoint(
+    job: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is committed after the coordinator's end; the new run knows the checkpoint's epoch."""
+    go = job.base / "go"
+
+    def interrupt(spark: SparkSession, query: StreamingQuery, timeout_ms: int) -> None:
+        until((job.location_path / "offsets" / "1").exists, "the epoch does not begin")
+        query.stop()
+        go.touch()
+
+    monkeypatch.setattr(Waiting, "go", go)
+    monkeypatch.setattr(stops, "stop_between_epochs", interrupt)
+    job = job.but(processor=Waiting)
+    with session_conf(job.spark, {PARTITIONS: "2"}):
+        epoch_of(job)
+        query = writer_of(job).start()
+        query.processAllAvailable()
+        query.triggerCheckpoint()
+        epoch_of(job)
+        with caplog.at_level(logging.WARNING, "pyspark_ckpt"):
+            assert query.rescale(3).epoch == 1
+        newest = max(completed(query), key=lambda row: row.checkpoint_id)
+        assert newest.epoch == 1
+        assert "is not the one" not in caplog.text
+        query.stop()
+    check_numbered(job, 2)
 
 
 def test_restart_with_another_program(job: Job) -> None:
