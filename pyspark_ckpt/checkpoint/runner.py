@@ -10,13 +10,13 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from functools import partial
-from typing import Any
 
 from pyspark_ckpt.abort_reason import AbortReason, reason_of
 from pyspark_ckpt.checkpoint.attempt import Attempt, AttemptSteps
 from pyspark_ckpt.checkpoint.cleaning import CheckpointFiles, CleaningHold
+from pyspark_ckpt.checkpoint.lost_epochs import present_epochs
 from pyspark_ckpt.checkpoint.machine import CheckpointMachine, CheckpointState, Refusal, Subtask
 from pyspark_ckpt.checkpoint.time_limit import CallThread, expired, has_ended, in_time
 from pyspark_ckpt.checkpoint.tolerance import Patience, patience_ms
@@ -105,7 +105,7 @@ class CheckpointRunner:
             settings,
             monotonic_ms,
             self._store.last_id(),
-            self._present_epochs(is_present),
+            present_epochs(query_id, self._store, self._files, is_present),
         )
         # The thread that waits and the thread of the steps both change the machine.
         self._guard = threading.Lock()
@@ -262,21 +262,42 @@ class CheckpointRunner:
         OSError, CkptError
             If cleaning has failed for longer than checkpoints may fail.
         """
-        with log_fields(query=self.query_id), self.exclusive:
+        with log_fields(query=self.query_id):
+            try:
+                ended = self._take(committed_epoch, periodic=periodic)
+            except CheckpointAbortedError:  # it could not even be triggered
+                self._call_listeners(waits=waits_for_listeners)
+                raise
+        if isinstance(ended, Refusal):
+            return ended
+        attempt, outcome, cleaning_error = ended
+        with self._fields_of(attempt):
+            self._call_listeners(waits=waits_for_listeners)
+            self._judge(cleaning_error)
+            return self._ended(attempt, outcome)
+
+    def _take(
+        self, committed_epoch: Callable[[], int | None], *, periodic: bool
+    ) -> Refusal | tuple[Attempt, CompletedCheckpoint | AbortedCheckpoint, BaseException | None]:
+        """Return a checkpoint that has ended, with the error of the cleaning behind it."""
+        with self.exclusive:
             attempt = self._trigger(committed_epoch, periodic=periodic)
             if isinstance(attempt, Refusal):
                 return attempt
-            fields: dict[str, Any] = {"checkpoint": attempt.checkpoint_id, "epoch": attempt.epoch}
-            with log_fields(**fields):
+            with self._fields_of(attempt):
                 outcome, is_over = self._outcome(attempt)
                 # A step that hangs may be writing: nothing is cleaned behind it.
-                cleaning_error = self._clean() if is_over else None
-        with log_fields(query=self.query_id, **fields):
-            self.listeners.call()
-            if waits_for_listeners:
-                self.listeners.wait(self._timeout_ms / 1000)
-            self._judge(cleaning_error)
-            return self._ended(attempt, outcome)
+                return attempt, outcome, self._clean() if is_over else None
+
+    def _fields_of(self, attempt: Attempt) -> AbstractContextManager[None]:
+        return log_fields(
+            query=self.query_id, checkpoint=attempt.checkpoint_id, epoch=attempt.epoch
+        )
+
+    def _call_listeners(self, *, waits: bool) -> None:
+        self.listeners.call()
+        if waits:
+            self.listeners.wait(self._timeout_ms / 1000)
 
     def _ended(
         self, attempt: Attempt, outcome: CompletedCheckpoint | AbortedCheckpoint
@@ -307,7 +328,7 @@ class CheckpointRunner:
     def record_abort(self, aborted: AbortedCheckpoint) -> None:
         """Remember an aborted checkpoint or savepoint; listeners hear of a checkpoint only."""
         self._aborted.append(aborted)
-        if aborted.checkpoint_id is not None:
+        if aborted.kind is CheckpointKind.CHECKPOINT:
             self.listeners.note(aborted)
 
     def close(self) -> None:
@@ -337,29 +358,10 @@ class CheckpointRunner:
             finally:
                 self._store.close()
 
-    def _present_epochs(
-        self, is_present: Callable[[CheckpointMetadata], bool]
-    ) -> dict[int, int | None]:
-        """Return the epochs of the complete checkpoints; the newest has none if it was lost."""
-        epochs = {number: self._files.epoch_of(number) for number in self._store.ids()}
-        newest = max(epochs, default=None)
-        metadata = None if newest is None else self.metadata_of(newest)
-        if newest is not None and metadata is not None and not is_present(metadata):
-            epochs[newest] = None
-            self._files.note_lost(newest)
-            logger.warning(
-                "query %s: epoch %s of chk-%s is not the one that its checkpointLocation has, "
-                "perhaps because Spark's files were lost in a power loss: the next checkpoint is "
-                "of the present epochs",
-                self.query_id,
-                metadata.epoch,
-                newest,
-            )
-        return epochs
-
     def _trigger(
         self, committed_epoch: Callable[[], int | None], *, periodic: bool
     ) -> Attempt | Refusal:
+        began_at_ms, began_ms = now_ms(), monotonic_ms()
         try:
             epoch = in_time(
                 "look for committed epochs", self._timeout_ms, lambda: retried(committed_epoch)
@@ -369,11 +371,23 @@ class CheckpointRunner:
                 # It was due, and is due again after another interval.
                 self._machine.trigger(None, periodic=periodic)
                 self._machine.note_failure()
-            raise CheckpointAbortedError(
-                f"query {self.query_id}: its committed epochs cannot be listed ({exc}); check "
-                "that the checkpointLocation can be read",
-                AbortReason.STORAGE_FAILED,
-            ) from exc
+            message = (
+                f"its committed epochs cannot be listed ({exc}); check that the checkpointLocation "
+                "can be read"
+            )
+            reason = AbortReason.STORAGE_FAILED
+            self.record_abort(
+                AbortedCheckpoint(
+                    kind=CheckpointKind.CHECKPOINT,
+                    checkpoint_id=None,
+                    epoch=None,
+                    triggered_at_ms=began_at_ms,
+                    duration_ms=monotonic_ms() - began_ms,
+                    reason=reason,
+                    message=message,
+                )
+            )
+            raise CheckpointAbortedError(f"query {self.query_id}: {message}", reason) from exc
         with self._guard:
             triggered = self._machine.trigger(epoch, periodic=periodic)
         if isinstance(triggered, Refusal):

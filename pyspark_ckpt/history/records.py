@@ -89,7 +89,8 @@ class AbortedCheckpoint:
     kind : CheckpointKind
         ``checkpoint`` or ``savepoint``.
     checkpoint_id : int or None
-        Its number in the query; ``None`` for a savepoint.
+        Its number in the query; ``None`` for a savepoint, and for a checkpoint that had none yet,
+        because the committed epochs could not be listed.
     epoch : int or None
         The epoch whose end it would have stored, if known.
     triggered_at_ms : int

@@ -205,6 +205,8 @@ def user_line(text: str | None) -> str | None:
 def _attempt(entry: HistoryEntry) -> str:
     if entry.kind is EntryKind.SAVEPOINT:
         return "a savepoint was aborted"
+    if entry.checkpoint_id is None:  # the committed epochs could not be listed
+        return "a checkpoint was aborted"
     return f"chk-{entry.checkpoint_id} was aborted"
 
 

@@ -17,7 +17,10 @@ from pyspark_ckpt.errors import CheckpointAbortedError, CorruptFileError
 from pyspark_ckpt.formats.layout import segment_path
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.formats.metadata_file import read_metadata
+from pyspark_ckpt.formats.modes import CheckpointKind
+from pyspark_ckpt.history.frames import history
 from pyspark_ckpt.history.listener import CheckpointListener
+from pyspark_ckpt.history.log import HistoryLog
 from pyspark_ckpt.history.records import CompletedCheckpoint
 from pyspark_ckpt.settings import Settings
 from pyspark_ckpt.storage.open import LocalStorage, Storage
@@ -120,10 +123,13 @@ def test_a_failure_has_a_reason_and_the_one_before_stays(
     assert runner.tolerance_is_exceeded
 
 
-def test_epochs_that_cannot_be_listed_are_asked_for_again_after_the_interval(
-    start: Callable[..., CheckpointRunner],
+def test_epochs_that_cannot_be_listed_are_a_failed_checkpoint(
+    query: Query, start: Callable[..., CheckpointRunner]
 ) -> None:
-    runner = start(interval_ms=1, tolerable_failed_checkpoints=0)
+    """Listeners and the history know of it, it counts, and the next one waits for the interval."""
+    runner, heard = start(interval_ms=1, tolerable_failed_checkpoints=0), Heard()
+    runner.listeners.add(heard)
+    runner.listeners.add(HistoryLog(query.storage))
 
     def unreadable() -> int | None:
         raise PermissionError(13, "Permission denied", "commits")
@@ -134,6 +140,15 @@ def test_epochs_that_cannot_be_listed_are_asked_for_again_after_the_interval(
         runner.take(unreadable, periodic=True)
     assert caught.value.reason is AbortReason.STORAGE_FAILED
     assert runner.tolerance_is_exceeded  # else the query would never have a checkpoint again
+    (aborted,) = heard.aborted
+    assert [aborted] == runner.aborted()
+    assert aborted.kind is CheckpointKind.CHECKPOINT
+    assert aborted.reason is AbortReason.STORAGE_FAILED
+    assert "Permission denied" in aborted.message
+    (row,) = history(query.storage.url).to_dict("records")
+    assert (row["kind"], row["status"]) == ("checkpoint", "aborted")
+    assert "storage failed" in row["reason"]
+    assert "Permission denied" in row["reason"]
 
 
 def test_a_missing_subtask_is_no_checkpoint(query: Query) -> None:
