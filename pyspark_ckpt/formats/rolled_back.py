@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 
 from pyspark_ckpt.formats.layout import ROLLED_BACK_NAME
@@ -52,10 +54,31 @@ def read_rolled_back(location: Storage) -> tuple[RolledBack, ...]:
     )
 
 
-def write_rolled_back(location: Storage, void: tuple[RolledBack, ...]) -> None:
-    """Replace the file; a crash may leave no file."""
-    location.delete([ROLLED_BACK_NAME])
-    location.write(ROLLED_BACK_NAME, [msgspec.json.encode(void)])
+def write_rolled_back(
+    location: Storage,
+    void: tuple[RolledBack, ...],
+    check_still_ours: Callable[[], None] = lambda: None,
+) -> None:
+    """Write the file; durable on return. It may be there already, with the same epochs.
+
+    Parameters
+    ----------
+    location
+        The ``checkpointLocation``.
+    void
+        The removed epochs, the oldest rollback first.
+    check_still_ours
+        Is called before a file with other epochs is deleted: it may be of a later rollback. Raises
+        if it may not be. A crash then may leave no file.
+    """
+    content = msgspec.json.encode(void)
+    try:
+        location.write(ROLLED_BACK_NAME, [content])
+    except FileExistsError:
+        if location.read(ROLLED_BACK_NAME) != content:
+            check_still_ours()
+            location.delete([ROLLED_BACK_NAME])
+            location.write(ROLLED_BACK_NAME, [content])
 
 
 def void_after_rollback(

@@ -221,20 +221,22 @@ def _carry_out(location: Storage, begun: Exchange, claim: _Claim) -> None:
 
 def _do_rest(location: Storage, begun: Exchange, claim: _Claim) -> None:
     _move_out(location, begun, claim)
-    for name in begun.incoming:
+    # Never moved in: another one would have to be deleted, perhaps that of a later rollback.
+    rewritten = {ROLLED_BACK_NAME} if begun.rolled_back else set()
+    incoming = [name for name in begun.incoming if name not in rewritten]
+    for name in incoming:
         if location.exists(f"{begun.staged}/{name}"):
             _move(location, f"{begun.staged}/{name}", name, claim)
     claim.check()
-    rewritten = {ROLLED_BACK_NAME} if begun.rolled_back else set()  # below, perhaps by halves
-    missing = [name for name in begun.incoming if not location.exists(name)]
-    if set(missing) - rewritten:
+    missing = [name for name in incoming if not location.exists(name)]
+    if missing:
         raise CorruptFileError(
             f"{location.url}: {', '.join(missing)} of {begun.to} is neither there nor in "
             f"{begun.staged}: somebody has deleted it. Move what is in {begun.kept} back by hand, "
             f"delete {ROLLBACK_MARKER}, and start the query again"
         )
     if begun.rolled_back:
-        write_rolled_back(location, begun.rolled_back)
+        write_rolled_back(location, begun.rolled_back, claim.check)
     location.delete_directory(begun.staged)
     claim.check()
     location.delete([ROLLBACK_MARKER])

@@ -10,7 +10,8 @@ import msgspec
 import pytest
 
 from pyspark_ckpt.errors import CorruptFileError, FencedError
-from pyspark_ckpt.formats.layout import ROLLBACK_MARKER
+from pyspark_ckpt.formats.layout import ROLLBACK_MARKER, ROLLED_BACK_NAME
+from pyspark_ckpt.formats.rolled_back import RolledBack, read_rolled_back
 from pyspark_ckpt.restarting.staging import put_back
 from pyspark_ckpt.restore.location.exchange import (
     Exchange,
@@ -43,7 +44,7 @@ ROLLBACK = msgspec.structs.replace(
 
 
 PausedObjects = pausing(MemoryStorage, "write", "copy_within")
-PausedDisk = pausing(LocalStorage, "write", "move")
+PausedDisk = pausing(LocalStorage, "write", "move", "delete")
 
 
 def paused_and_other(kind: str, directory: Path, at: int) -> tuple[Storage, Storage, Paused]:
@@ -75,7 +76,7 @@ def content(location: Storage) -> dict[str, bytes]:
 
 
 kinds = pytest.mark.parametrize("kind", ["objects", "disk"])
-MOST_STEPS = 16
+MOST_STEPS = 18
 
 
 @kinds
@@ -196,6 +197,49 @@ def test_a_rollback_that_nobody_has_claimed_is_finished() -> None:
     location.write(ROLLBACK_MARKER, [msgspec.json.encode(marker)])
     assert finish_exchange(location, marker)
     assert content(location) == NEW
+
+
+FIRST_VOID = (RolledBack("q", 7),)
+LATER_VOID = (*FIRST_VOID, RolledBack("q2", 9))
+
+
+@kinds
+def test_a_slow_rollback_leaves_the_void_epochs_of_a_later_one(kind: str, tmp_path: Path) -> None:
+    """Another driver finished it meanwhile, and rolled the location back once more."""
+    taken_over = 0
+    for at in range(1, MOST_STEPS):
+        first, other, paused = paused_and_other(kind, tmp_path / str(at), at)
+        for name, text in NEW.items():
+            other.write(f"{ROLLBACK.staged}/{name}", [text])
+            other.write(f"_rolling_back-2/{name}", [text])
+        wanted = msgspec.structs.replace(ROLLBACK, rolled_back=FIRST_VOID)
+        later = msgspec.structs.replace(
+            ROLLBACK,
+            kept="_before_rollback-2",
+            staged="_rolling_back-2",
+            outgoing=(*NAMES, ROLLED_BACK_NAME),
+            rolled_back=LATER_VOID,
+        )
+
+        did_later: list[int] = []
+
+        def roll_back(
+            other: Storage = other, later: Exchange = later, did_later: list[int] = did_later
+        ) -> None:
+            begun = begun_exchange(other)
+            if begun is not None and finish_exchange(other, begun):
+                exchange(other, later)
+                did_later.append(1)
+
+        paused.meanwhile = roll_back
+        try:
+            exchange(first, wanted)
+        except FencedError:
+            taken_over += 1
+            assert did_later
+        assert read_rolled_back(other) == (LATER_VOID if did_later else FIRST_VOID)
+        assert begun_exchange(other) is None
+    assert taken_over > 5
 
 
 def found(location: Storage) -> StartLocation:

@@ -34,7 +34,7 @@ CLAIMED = 2
 """Operations until nobody takes the exchange for void: the marker and the first claim."""
 STEPS = CLAIMED + len(WANTED.outgoing) + len(WANTED.incoming) + 2
 WITH_VOID = msgspec.structs.replace(WANTED, rolled_back=VOID)
-VOID_STEPS = STEPS + 2
+VOID_STEPS = STEPS + 1
 
 
 class CutOffError(Exception):
