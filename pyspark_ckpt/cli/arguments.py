@@ -310,9 +310,9 @@ def _add_spark_commands(commands: argparse._SubParsersAction[argparse.ArgumentPa
     rollback.add_argument(
         "--force",
         action="store_true",
-        help="although the query has given a sign of life in the last two minutes, or a Spark "
-        "Connect server may continue it: only if you know that its driver was killed, and that no "
-        "server runs it",
+        help="without waiting two minutes for a sign of life of a run that has no end in its "
+        "records, and although a Spark Connect server may continue it: only if you know that its "
+        "driver was killed, and that no server runs it",
     )
     rollback.set_defaults(run=spark_commands.rollback)
     for command in (plan, rollback, _prove(commands)):

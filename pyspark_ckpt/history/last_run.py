@@ -42,6 +42,59 @@ def _end_of(records: Sequence[RunStarted | RunEnded], started: RunStarted) -> Ru
     return ends[-1] if ends else None
 
 
+@dataclass(frozen=True, slots=True)
+class OpenRuns:
+    """The runs of a query that may go on, because nothing says that they have ended.
+
+    `started` are their starts, oldest first. `has_unknown` says that there is one more, whose start
+    cannot be read.
+    """
+
+    started: tuple[RunStarted, ...]
+    has_unknown: bool
+
+    @classmethod
+    def of(
+        cls,
+        records: Sequence[RunStarted | RunEnded],
+        newest: RunNote | None,
+        *,
+        has_unread: bool = False,
+    ) -> OpenRuns:
+        """Return them without comparing times, which may be of several hosts.
+
+        A run that has reported an epoch has taken the query over from the runs before it.
+
+        Parameters
+        ----------
+        records
+            Starts and ends, oldest first.
+        newest
+            The newest note.
+        has_unread
+            Whether a start cannot be read, such as one of a newer version.
+        """
+        starts = [each for each in records if isinstance(each, RunStarted)]
+        ended = {each.run_id for each in records if isinstance(each, RunEnded)}
+        ids = [each.run_id for each in starts]
+        is_known = newest is None or newest.run_id in {*ids, *ended}
+        if newest is not None and newest.epoch is not None and newest.run_id in ids:
+            starts = starts[ids.index(newest.run_id) :]
+        return cls(
+            tuple(each for each in starts if each.run_id not in ended),
+            has_unread or not is_known,
+        )
+
+    @property
+    def may_run(self) -> bool:
+        """Whether there is one."""
+        return bool(self.started) or self.has_unknown
+
+    def __str__(self) -> str:
+        runs = [f"run {each.run_id}, started by {each.started_by}" for each in self.started]
+        return "; ".join([*runs, *["a run whose start cannot be read"] * self.has_unknown])
+
+
 def last_run(
     records: Sequence[RunStarted | RunEnded],
     note: RunNote | None,

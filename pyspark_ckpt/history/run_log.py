@@ -6,6 +6,7 @@ Nothing depends on the log. A record that cannot be written or read is left out.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
 from pyspark_ckpt.errors import CkptError
 from pyspark_ckpt.history.run_record import (
@@ -103,7 +104,7 @@ class RunLog:
 class RecordedRuns:
     """The records that a query's runs have left, read as they are asked for.
 
-    Without them, `problem` says why they cannot be listed.
+    `names` are the names of their files. Without them, `problem` says why they cannot be listed.
 
     Parameters
     ----------
@@ -115,29 +116,35 @@ class RecordedRuns:
         self._storage = storage
         self.problem: str | None = None
         try:
-            self._names = sorted(name for name in storage.list(RUNS) if run_record_kind(name))
+            self.names = sorted(name for name in storage.list(RUNS) if run_record_kind(name))
         except (OSError, CkptError) as exc:
-            self._names = []
+            self.names = []
             self.problem = str(exc)
 
     def starts_and_ends(self, most: int = KEPT_RUNS) -> list[RunStarted | RunEnded]:
         """Return the newest records of starts and ends, oldest first."""
-        names = [name for name in self._names if run_record_kind(name) != "note"]
+        names = [name for name in self.names if run_record_kind(name) != "note"]
         return [
             record
             for record in self._read(names[-most:])
             if isinstance(record, RunStarted | RunEnded)
         ]
 
+    def has_unread(self, records: Sequence[RunStarted | RunEnded]) -> bool:
+        """Return whether a start is not in :meth:`starts_and_ends`, because it cannot be read."""
+        names = [name for name in self.names if run_record_kind(name) != "note"][-KEPT_RUNS:]
+        starts = sum(run_record_kind(name) == "started" for name in names)
+        return starts > sum(isinstance(record, RunStarted) for record in records)
+
     def first_start(self) -> RunStarted | None:
         """Return the oldest start; a log that an earlier version kept may not have the first."""
-        names = [name for name in self._names if run_record_kind(name) == "started"]
+        names = [name for name in self.names if run_record_kind(name) == "started"]
         first = self._record(names[0]) if names else None
         return first if isinstance(first, RunStarted) else None
 
     def notes(self, most: int) -> list[RunNote]:
         """Return the newest notes, oldest first."""
-        names = [name for name in self._names if run_record_kind(name) == "note"]
+        names = [name for name in self.names if run_record_kind(name) == "note"]
         return [record for record in self._read(names[-most:]) if isinstance(record, RunNote)]
 
     def _read(self, names: list[str]) -> list[RunRecord]:

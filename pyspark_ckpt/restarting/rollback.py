@@ -16,7 +16,6 @@ from functools import partial
 import msgspec
 from pyspark.sql import SparkSession
 
-from pyspark_ckpt.clock import now_ms
 from pyspark_ckpt.errors import (
     CheckpointNotFoundError,
     CkptError,
@@ -37,12 +36,11 @@ from pyspark_ckpt.formats.rolled_back import (
     void_after_return,
     void_after_rollback,
 )
-from pyspark_ckpt.history.last_run import RunState, last_run
-from pyspark_ckpt.history.run_log import RecordedRuns
 from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
 from pyspark_ckpt.operator.quarantine.parked_keys import KEYS_STATE
 from pyspark_ckpt.operator.quarantine.releases import BEFORE_ALL, ReleaseFiles
+from pyspark_ckpt.restarting.silence import check_silent
 from pyspark_ckpt.restore.location.exchange import (
     Exchange,
     begun_exchange,
@@ -126,10 +124,10 @@ def rollback(
     checkpointsDirectory : str, optional
         ``spark.ckpt.execution.checkpointing.dir``, if the query has one; also to undo a rollback.
     force : bool
-        Roll back although nothing says that the query's run has ended, and it has given a sign of
-        life in the last two minutes, or a Spark Connect server may continue it. Only if you know
-        that its driver is gone, and that no server runs it: a query that runs on would mix its
-        epochs with the content that comes in.
+        Roll back although nothing says that the query's run has ended, or a Spark Connect server
+        may continue it. Only if you know that its driver is gone, and that no server runs it: a
+        query that runs on would mix its epochs with the content that comes in. Otherwise, if a run
+        has no end in its records, the call waits two minutes for a sign of life.
 
     Returns
     -------
@@ -174,7 +172,7 @@ def rollback(
         check_owner(location, checkpoints)  # what follows would fence the driver of the original
     if not force:
         _check_is_of_query(location, checkpoints)
-        _check_silent(location, checkpoints)
+        check_silent(location, checkpoints)
     with closing(find_store(checkpoints)) as store:
         # A start, or another rollback, that comes later claims it too, and this one ends.
         store.claim()
@@ -359,39 +357,6 @@ def _check_is_of_query(location: Storage, checkpoints: Storage) -> None:
         "checkpoints of it. Give checkpointsDirectory (--checkpoints-directory) if the query has "
         "spark.ckpt.execution.checkpointing.dir. If the directory is gone and you know that the "
         "query is stopped, give force=True (--force)"
-    )
-
-
-def _check_silent(location: Storage, checkpoints: Storage) -> None:
-    """Refuse a query that another application runs, as far as its records say.
-
-    A Spark Connect server continues a query whose client has ended, without any sign of life.
-    """
-    runs = RecordedRuns(checkpoints)
-    if runs.problem is not None:
-        raise RestoreError(
-            f"{location.url}: nobody knows whether its query runs, because the records of its runs "
-            f"cannot be listed ({runs.problem}). Try again, or give force=True (--force) if you "
-            "know that it is stopped"
-        )
-    notes = runs.notes(1)
-    run = last_run(runs.starts_and_ends(), notes[-1] if notes else None, now_ms())
-    if run.state not in (RunState.RUNNING, RunState.SILENT):
-        return
-    assert run.started is not None  # it has not ended
-    if run.started.outlives_client:
-        raise RestoreError(
-            f"query {run.started.query_id} may run at {location.url}: {run.started.started_by} "
-            "started it over Spark Connect, whose server continues a query when its client ends, "
-            "and nothing says that it was stopped. Attach to it in its session, and stop it. If "
-            "you know that its server no longer runs it, give force=True (--force)"
-        )
-    if run.state is RunState.SILENT:
-        return
-    raise RestoreError(
-        f"query {run.started.query_id} runs at {location.url}: {run.started.started_by} started "
-        "it, and it has given a sign of life in the last two minutes. Stop it first. If you know "
-        "that its driver was killed, wait for two minutes, or give force=True (--force)"
     )
 
 

@@ -17,9 +17,6 @@ from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
 import pyspark_ckpt as ckpt
-from pyspark_ckpt.clock import now_ms
-from pyspark_ckpt.history.last_run import SILENCE_MS
-from pyspark_ckpt.restarting import rollback as rolling_back
 from pyspark_ckpt.sessions.query_records import keep_record, records_of
 from tests.connect import program as shared
 
@@ -58,8 +55,7 @@ def end() -> None:
 
 
 def elsewhere() -> None:
-    """A session that does not have the query, long after the last sign of life."""
-    rolling_back.now_ms = lambda: now_ms() + 2 * SILENCE_MS
+    """A session that does not have the query; no sign of life is waited for."""
     print(error_of(lambda: ckpt.rollback(location, "chk-1")))
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +12,6 @@ import msgspec
 import pytest
 
 import pyspark_ckpt as ckpt
-from pyspark_ckpt.clock import now_ms
-from pyspark_ckpt.history.last_run import SILENCE_MS
 from pyspark_ckpt.history.run_record import (
     RUNS,
     RunStarted,
@@ -19,6 +19,7 @@ from pyspark_ckpt.history.run_record import (
     encode_run_record,
 )
 from pyspark_ckpt.restarting import rollback as rolling_back
+from pyspark_ckpt.restarting import silence
 from pyspark_ckpt.storage.open import LocalStorage
 from pyspark_ckpt.stores.open import find_store
 from tests.query.harness import (
@@ -121,22 +122,31 @@ def test_a_rollback_that_fails_leaves_nothing_behind(
     assert again.result() == expected_after(job.feed.rows, 20)
 
 
-def test_a_query_that_another_application_may_run_is_refused(job: Job) -> None:
+def waits_until(monkeypatch: pytest.MonkeyPatch, gives_sign: Callable[[], object]) -> None:
+    """Let a rollback, which waits for a sign of life, find one as soon as it has waited."""
+    check = partial(silence.check_silent, sleep=lambda _: gives_sign())
+    monkeypatch.setattr(rolling_back, "check_silent", check)
+
+
+def test_a_query_that_another_application_runs_is_refused(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A driver that was killed leaves no end of its run, as one that runs on."""
-    job = job.using({INLINE: "0b", RETAINED: 10})
-    for epoch in range(2):
-        job.feed.add(events_of(epoch))
-        query = job.run()
-    to = f"chk-{min(row.checkpoint_id for row in completed(query))}"
-    for record in (job.checkpoint_path / RUNS).glob("*-ended-*.json"):
+    job, names, location = three_epochs(job)
+    runs = job.checkpoint_path / RUNS
+    for record in runs.glob("*-ended-*.json"):
         record.unlink()
+    newest = max(runs.glob("*-note-*.json"))
+    waits_until(monkeypatch, lambda: newest.rename(newest.with_name(f"9{newest.name[1:]}")))
     # Nothing is claimed either: a driver that runs on is not fenced.
-    with refused(ckpt.RestoreError, "runs at", "force", unchanged=job.base):
-        ckpt.rollback(str(job.location_path), to)
+    drivers = list((job.checkpoint_path / "drivers").iterdir())
+    with refused(ckpt.RestoreError, "runs", "sign of life", unchanged=job.location_path / "state"):
+        ckpt.rollback(location, names[1])
+    assert list((job.checkpoint_path / "drivers").iterdir()) == drivers
     assert not list(job.location_path.glob("_before_rollback-*"))
-    ckpt.rollback(str(job.location_path), to, force=True)
+    ckpt.rollback(location, names[1], force=True)
     job.but(out="out2").run()
-    assert job.but(out="out2").result() == expected_after(job.feed.rows, 20)
+    assert job.but(out="out2").result() == expected_after(job.feed.rows, 40)
 
 
 def test_a_query_that_a_connect_server_may_run_is_refused_however_silent_it_is(
@@ -147,7 +157,7 @@ def test_a_query_that_a_connect_server_may_run_is_refused_however_silent_it_is(
     runs = job.checkpoint_path / RUNS
     for record in runs.glob("*-ended-*.json"):
         record.unlink()
-    monkeypatch.setattr(rolling_back, "now_ms", lambda: now_ms() + 2 * SILENCE_MS)
+    monkeypatch.setattr(silence, "SILENCE_MS", 0)
     newest = max(runs.glob("*-started-*.json"))
     started = decode_run_record(newest.read_bytes())
     assert isinstance(started, RunStarted)
@@ -182,7 +192,8 @@ def test_an_undo_has_to_name_the_checkpoints_of_the_query(
         for wrong in (None, str(job.base / "elsewhere")):
             with refused(ckpt.RestoreError, "checkpointsDirectory", unchanged=job.location_path):
                 ckpt.rollback(location, kept, wrong)
-        with refused(ckpt.RestoreError, "runs at", unchanged=job.location_path):
+        waits_until(monkeypatch, query._coordinator._recorder._note)
+        with refused(ckpt.RestoreError, "query runs", unchanged=job.location_path):
             ckpt.rollback(location, kept, outside)
         job.feed.add(events_of(2))
         query.processAllAvailable()
