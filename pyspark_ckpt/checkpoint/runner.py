@@ -202,9 +202,15 @@ class CheckpointRunner:
     def retained(self) -> list[tuple[int, CheckpointMetadata | CkptError]]:
         """Return the retained checkpoints with their ids, oldest first.
 
-        A checkpoint that cannot be read is represented by the error.
+        A checkpoint that cannot be read is represented by the error. One that is removed meanwhile
+        is left out.
         """
-        return [(number, self._files.read(number)) for number in self._store.ids()]
+        found = [(number, self._files.read(number)) for number in self._store.ids()]
+        return [
+            (number, each)
+            for number, each in found
+            if isinstance(each, CheckpointMetadata) or self._store.is_complete(number)
+        ]
 
     def metadata_of(self, checkpoint_id: int) -> CheckpointMetadata | None:
         """Return the metadata of a checkpoint, ``None`` if it cannot be read.

@@ -142,10 +142,15 @@ def as_frame(entries: list[HistoryEntry], columns: Sequence[str] = HISTORY_COLUM
 def _found(
     store: CompletedCheckpointStore,
 ) -> Iterator[tuple[int, CheckpointMetadata | CkptError]]:
-    """Yield what can be read of each checkpoint; warn once of those that cannot be read."""
+    """Yield what can be read of each checkpoint; warn once of those that cannot be read.
+
+    A checkpoint that retention removes meanwhile is left out, as one that it has removed before.
+    """
     left_out: dict[int, OSError] = {}
     for number in _ids(store):
         found = _read(store, number)
+        if not isinstance(found, CheckpointMetadata) and not _may_be_complete(store, number):
+            continue
         if isinstance(found, CheckpointMetadata | CkptError):
             yield number, found
         else:

@@ -334,6 +334,28 @@ def test_what_expires_after_its_metadata_is_there_is_completed_for_the_next_star
     assert directories(query) == ["chk-2", "chk-3"]
 
 
+def test_a_checkpoint_that_is_removed_while_they_are_listed_is_left_out(
+    query: Query, start: Callable[..., CheckpointRunner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is damaged is not."""
+    for _ in range(2):
+        query.commit()
+        take(start(num_retained=3), query)
+    (query.storage.root / "chk-2" / "_metadata").write_bytes(b"")
+    runner, size_of = start(num_retained=3), query.storage.size_bytes
+
+    def remove(relative: str) -> int | None:
+        if relative == "chk-1/_metadata":
+            CompletedCheckpoints(query.storage).remove(1)
+        return size_of(relative)
+
+    runner._files._metadata.clear()
+    monkeypatch.setattr(query.storage, "size_bytes", remove)
+    ((number, error),) = runner.retained()
+    assert number == 2
+    assert isinstance(error, CorruptFileError)
+
+
 @pytest.mark.parametrize("error", [RuntimeError("no"), SystemExit(1)])
 def test_a_listener_that_raises_or_triggers_harms_nothing(
     query: Query, start: Callable[..., CheckpointRunner], error: BaseException

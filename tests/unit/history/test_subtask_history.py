@@ -110,6 +110,44 @@ def test_a_checkpoint_that_may_not_be_read_is_left_out(
     assert sorted(set(subtask_history(str(storage.url)).checkpoint_id)) == [1, 3]
 
 
+class _Removing(LocalStorage):
+    """A directory whose driver removes a checkpoint when its ``_metadata`` is about to be read."""
+
+    at = ""
+
+    def size_bytes(self, relative: str) -> int | None:
+        self._step("size_bytes", relative)
+        return super().size_bytes(relative)
+
+    def read(self, relative: str) -> bytes:
+        self._step("read", relative)
+        return super().read(relative)
+
+    def _step(self, operation: str, relative: str) -> None:
+        if f"{operation} {relative}" == self.at:
+            CompletedCheckpoints(LocalStorage(self.root)).remove(1)
+
+
+@pytest.mark.parametrize("operation", ["size_bytes", "read"])
+def test_a_checkpoint_that_is_removed_meanwhile_is_not_corrupt(
+    storage: Storage,
+    snapshot: CheckpointMetadata,
+    monkeypatch: pytest.MonkeyPatch,
+    operation: str,
+) -> None:
+    store = CompletedCheckpoints(storage)
+    for number in (1, 2, 3):
+        store.reserve(number)
+        store.add(number, msgspec.structs.replace(snapshot, checkpoint_id=number))
+    (Path(str(storage.url)) / "chk-2" / "_metadata").write_bytes(b"")
+    monkeypatch.setattr(_Removing, "at", f"{operation} chk-1/_metadata")
+    monkeypatch.setattr(places, "open_storage", lambda path: _Removing(Path(path)))
+    shown = history(str(storage.url))
+    assert shown[["checkpoint_id", "status"]].to_numpy().tolist() == [
+        [2, "corrupt"], [3, "completed"],
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("name", ["_metadata", "_author"])
 def test_a_checkpoint_with_a_link_out_of_the_directory_hides_no_other_one(
     storage: Storage, snapshot: CheckpointMetadata, name: str
