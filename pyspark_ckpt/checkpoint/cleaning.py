@@ -31,7 +31,7 @@ from pyspark_ckpt.formats.layout import (
     SHARED,
     TASK_OWNED,
     StateFile,
-    initial_time_ms,
+    initial_file,
     is_source_log,
     is_spark_operator_state,
     state_file,
@@ -108,9 +108,7 @@ def _may_go(
         # that may still complete a checkpoint are not looked for. The initial state of
         # epoch 0 is not needed once there is a checkpoint.
         return (
-            is_source_log(name)
-            or is_spark_operator_state(name)
-            or initial_time_ms(name) is not None
+            is_source_log(name) or is_spark_operator_state(name) or initial_file(name) is not None
         )
     since = _kept_since(file, kept_since)
     return (

@@ -12,7 +12,7 @@ import msgspec
 
 from pyspark_ckpt.errors import CorruptFileError
 from pyspark_ckpt.formats.handle import Handle
-from pyspark_ckpt.formats.layout import SHARED, initial_path, initial_time_ms
+from pyspark_ckpt.formats.layout import SHARED, InitialFile, initial_file, initial_path
 from pyspark_ckpt.storage.base import CoordinatorStorage, WorkerStorage
 from pyspark_ckpt.storage.file_reference import FileReference
 
@@ -20,8 +20,17 @@ from pyspark_ckpt.storage.file_reference import FileReference
 def write_initial_handles(
     storage: CoordinatorStorage, handles: Sequence[Handle], time_ms: int
 ) -> FileReference:
-    """Write the handles of all operators; durable on return."""
-    return storage.write(initial_path(time_ms), [msgspec.msgpack.encode(list(handles))])
+    """Write the handles of all operators as the newest ones; durable on return."""
+    newest = _newest(storage)
+    path = initial_path(1 if newest is None else newest[0].number + 1, time_ms)
+    return storage.write(path, [msgspec.msgpack.encode(list(handles))])
+
+
+def _newest(storage: CoordinatorStorage) -> tuple[InitialFile, str] | None:
+    """Return the file that was made last, with its path."""
+    found = [(initial_file(name), f"{SHARED}/{name}") for name in storage.list(SHARED)]
+    whole = [(file, path) for file, path in found if file is not None and file.is_whole]
+    return max(whole, default=None)
 
 
 def read_initial_handle(
@@ -69,11 +78,10 @@ def subtasks_not_woken(
     """
     if len(handles) == parallelism:
         return []
-    whole = [name for name in storage.list(SHARED) if not name.startswith(".")]
-    names = {time_ms: name for name in whole if (time_ms := initial_time_ms(name)) is not None}
-    if not names:
+    newest = _newest(storage)
+    if newest is None:
         return []
-    path = f"{SHARED}/{names[max(names)]}"
+    _, path = newest
     begun = {each.subtask for each in _decoded(storage.read(path), path) if each.uid == uid}
     return sorted(begun - {each.subtask for each in handles})
 
@@ -88,6 +96,9 @@ def not_woken(uid: str, subtasks: Sequence[int]) -> str:
 
 
 def newest_initial_time_ms(storage: CoordinatorStorage) -> int | None:
-    """Return the processing time of the newest initial states, ``None`` if there are none."""
-    times = (initial_time_ms(name) for name in storage.list(SHARED))
-    return max((time_ms for time_ms in times if time_ms is not None), default=None)
+    """Return the processing time of the initial states that were made last, ``None`` without any.
+
+    Clocks may go back between two starts, so the times do not say which ones these are.
+    """
+    newest = _newest(storage)
+    return None if newest is None else newest[0].time_ms

@@ -7,7 +7,7 @@
       shared/base-<operator>-<subtask>-<epoch>-<random>.chg  base snapshots of one file
       shared/source-<index>-<name>-<digest>.log             Spark's source logs
       shared/native-<operator id>-<digest>.bin              files of Spark's own operators
-      shared/initial-<time>-<random>.bin                    handles of initial states, for epoch 0
+      shared/initial-<number>-<time>-<random>.bin           handles of initial states, for epoch 0
       taskowned/segment-<operator>-<subtask>-<epoch>-<random>.chg  changelog segments
       owners/<number>                                       which checkpointLocation owns this
       drivers/<term>                                        one driver; the number only grows
@@ -107,7 +107,8 @@ _SOURCE_FILE = re.compile(
 
 
 _INITIAL_FILE = re.compile(
-    r"\.?initial-(?P<time_ms>[0-9]{1,15})-[0-9a-f]{16}\.bin(?:\.[0-9a-f]{8}\.tmp)?"
+    r"\.?initial-(?P<number>[0-9]{1,9})-(?P<time_ms>[0-9]{1,15})-[0-9a-f]{16}\.bin"
+    r"(?P<unfinished>\.[0-9a-f]{8}\.tmp)?"
 )
 _CAPTURE_FILE = re.compile(
     r"epoch-(?P<operator>[0-9a-f]{12})-(?P<subtask>[0-9]{1,9})-(?P<epoch>[0-9]{1,18})-"
@@ -313,21 +314,36 @@ def is_of_checkpoints_directory(directory: str, names: Collection[str]) -> bool:
 def _is_data_file(name: str) -> bool:
     return (
         state_file(name) is not None
-        or initial_time_ms(name) is not None
+        or initial_file(name) is not None
         or is_source_log(name)
         or is_spark_operator_state(name)
     )
 
 
-def initial_path(time_ms: int) -> str:
+class InitialFile(NamedTuple):
+    """The name of a file with the handles of initial states.
+
+    `number` grows with each start that made them, whatever its clock said. `time_ms` is the
+    processing time for which they were made.
+    """
+
+    number: int
+    time_ms: int
+    is_whole: bool
+
+
+def initial_path(number: int, time_ms: int) -> str:
     """Return a new, unique path for the handles of initial states that were made for a time."""
-    return f"{SHARED}/initial-{time_ms}-{secrets.token_hex(8)}.bin"
+    return f"{SHARED}/initial-{number}-{time_ms}-{secrets.token_hex(8)}.bin"
 
 
-def initial_time_ms(name: str) -> int | None:
-    """Return the processing time for which initial states were made, ``None`` for other files."""
+def initial_file(name: str) -> InitialFile | None:
+    """Return what the name of a file of initial states says, ``None`` for other files."""
     match = _INITIAL_FILE.fullmatch(name)
-    return None if match is None else int(match["time_ms"])
+    if match is None:
+        return None
+    is_whole = not name.startswith(".") and match["unfinished"] is None
+    return InitialFile(int(match["number"]), int(match["time_ms"]), is_whole)
 
 
 def capture_path(uid: str, subtask: int, epoch: int) -> str:

@@ -12,9 +12,10 @@ from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.formats.initial_handles import (
     newest_initial_time_ms,
     read_initial_handle,
+    subtasks_not_woken,
     write_initial_handles,
 )
-from pyspark_ckpt.formats.layout import SHARED, initial_path, initial_time_ms, state_file
+from pyspark_ckpt.formats.layout import SHARED, initial_file, initial_path, state_file
 from pyspark_ckpt.storage.open import Storage, open_storage
 
 
@@ -53,17 +54,27 @@ def test_a_changed_file_is_refused(storage: Storage) -> None:
         read_initial_handle(storage, wrong, "a", 0)
 
 
-def test_the_newest_time_counts(storage: Storage) -> None:
+@pytest.mark.parametrize("times", [(5, 7, 11), (5, 11, 7), (11, 7, 5), (7, 7, 7)])
+def test_what_was_made_last_counts_whatever_the_clocks_said(
+    storage: Storage, times: tuple[int, int, int]
+) -> None:
+    """So a sink that sees epoch 0 twice sees the same rows; other files say nothing."""
     assert newest_initial_time_ms(storage) is None
-    for time_ms in (5, 11, 7):
-        write_initial_handles(storage, [], time_ms)
-    storage.write(f"{SHARED}/initial-99-notes.txt", [])
-    assert newest_initial_time_ms(storage) == 11
+    assert subtasks_not_woken(storage, "a", 2, []) == []
+    for subtask, time_ms in enumerate(times):
+        write_initial_handles(storage, [handle("a", subtask)], time_ms)
+        assert newest_initial_time_ms(storage) == time_ms
+        assert subtasks_not_woken(storage, "a", 3, []) == [subtask]
+    name = initial_path(99, 99).rpartition("/")[2]
+    for other in ("initial-99-99-notes.txt", f".{name}.0a1b2c3d.tmp", f"{name}.0a1b2c3d.tmp"):
+        storage.write(f"{SHARED}/{other}", [])
+    assert newest_initial_time_ms(storage) == times[-1]
+    assert subtasks_not_woken(storage, "a", 3, []) == [2]
 
 
 def test_names() -> None:
-    name = initial_path(12).rpartition("/")[2]
-    assert initial_time_ms(name) == 12
-    assert initial_time_ms(f".{name}.0a1b2c3d.tmp") == 12
+    name = initial_path(3, 12).rpartition("/")[2]
+    assert initial_file(name) == (3, 12, True)
+    assert initial_file(f".{name}.0a1b2c3d.tmp") == (3, 12, False)
     assert state_file(name) is None
-    assert initial_time_ms("initial-12-0123456789abcdef.chg") is None
+    assert initial_file("initial-3-12-0123456789abcdef.chg") is None
