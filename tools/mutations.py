@@ -274,7 +274,7 @@ MUTATIONS = (
     Mutation(
         "new content that was deleted before it was moved in",
         "pyspark_ckpt/restore/location/exchange.py",
-        "    if set(missing) - rewritten:",
+        "    if missing:",
         "    if False:",
         "tests/unit/restore/location/test_exchange.py",
     ),
@@ -336,10 +336,10 @@ MUTATIONS = (
     ),
     Mutation(
         "a rollback of a query that runs elsewhere",
-        "pyspark_ckpt/restarting/rollback.py",
-        "    if run.state is RunState.SILENT:",
-        "    if True:",
-        "tests/query/restoring/test_rollback.py -k another_application",
+        "pyspark_ckpt/restarting/silence.py",
+        '        if new - {"ended"}:',
+        "        if False:",
+        "tests/unit/restarting/test_silence.py",
     ),
     Mutation(
         "the driver of a term whose file was replaced",

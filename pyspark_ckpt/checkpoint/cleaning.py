@@ -182,6 +182,35 @@ class CheckpointFiles:
         metadata = self.read(checkpoint_id)
         return metadata.epoch if isinstance(metadata, CheckpointMetadata) else None
 
+    def present_epochs(
+        self, query_id: str, is_present: Callable[[CheckpointMetadata], bool]
+    ) -> dict[int, int | None]:
+        """Return the epochs of the complete checkpoints; the newest has none if it was lost.
+
+        Parameters
+        ----------
+        query_id
+            The query.
+        is_present
+            Returns whether a checkpoint's epoch is one that the query has committed.
+        """
+        epochs = {number: self.epoch_of(number) for number in self.store.ids()}
+        newest = max(epochs, default=None)
+        metadata = None if newest is None else self.read(newest)
+        if newest is None or not isinstance(metadata, CheckpointMetadata) or is_present(metadata):
+            return epochs
+        epochs[newest] = None
+        self.note_lost(newest)
+        logger.warning(
+            "query %s: epoch %s of chk-%s is not the one that its checkpointLocation has, perhaps "
+            "because Spark's files were lost in a power loss: the next checkpoint is of the "
+            "present epochs",
+            query_id,
+            metadata.epoch,
+            newest,
+        )
+        return epochs
+
     def clean(self, completed: Sequence[int], uncertain: Sequence[int], retained_from: int) -> None:
         """Remove checkpoints that are neither retained nor uncertain, then unneeded files.
 

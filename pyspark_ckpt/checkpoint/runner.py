@@ -16,7 +16,6 @@ from functools import partial
 from pyspark_ckpt.abort_reason import AbortReason, reason_of
 from pyspark_ckpt.checkpoint.attempt import Attempt, AttemptSteps
 from pyspark_ckpt.checkpoint.cleaning import CheckpointFiles, CleaningHold
-from pyspark_ckpt.checkpoint.lost_epochs import present_epochs
 from pyspark_ckpt.checkpoint.machine import CheckpointMachine, CheckpointState, Refusal, Subtask
 from pyspark_ckpt.checkpoint.time_limit import CallThread, expired, has_ended, in_time
 from pyspark_ckpt.checkpoint.tolerance import Patience, patience_ms
@@ -105,7 +104,7 @@ class CheckpointRunner:
             settings,
             monotonic_ms,
             self._store.last_id(),
-            present_epochs(query_id, self._store, self._files, is_present),
+            self._files.present_epochs(query_id, is_present),
         )
         # The thread that waits and the thread of the steps both change the machine.
         self._guard = threading.Lock()
