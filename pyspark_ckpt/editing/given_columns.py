@@ -10,7 +10,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from pyspark_ckpt.editing.lost_values import loss
+from pyspark_ckpt.editing.lost_values import loss, other_kind
 from pyspark_ckpt.editing.table_columns import TableColumns
 from pyspark_ckpt.errors import PlanError
 from pyspark_ckpt.operator.schema.evolution import PRESENT_MARK, is_mark
@@ -93,7 +93,10 @@ def _cast(rows: DataFrame, name: str, kind: T.DataType, where: str) -> Column:
         column = column.cast(given)
     what = f"{where}: column {name!r}"
     column = _by_name(column, given, kind, what)
-    lost = loss(column, _in_order(given, kind), kind)
+    in_order = _in_order(given, kind)
+    if (says := other_kind(in_order, kind)) is not None:
+        raise PlanError(f"{what}: {says}")
+    lost = loss(column, in_order, kind)
     if lost is not None:
         text = (
             f"{what} has a value that is not the same as {kind.simpleString()}: give the column "

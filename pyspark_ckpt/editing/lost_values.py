@@ -7,12 +7,15 @@ another one.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import reduce
 from operator import or_
 
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
+
+from pyspark_ckpt.operator.values.leaves import TIME_OF_DAY
 
 _FRACTIONS = (T.FloatType, T.DoubleType)
 _EXACT = {T.FloatType: float(1 << 24), T.DoubleType: float(1 << 53)}
@@ -23,6 +26,9 @@ _WIDER: dict[type[T.DataType], tuple[type[T.DataType], ...]] = {
 }
 _TEXTS = (T.StringType, T.CharType, T.VarcharType)
 _EXACT_TEXT = T.DecimalType(38, 18)
+_NUMBERS = (T.NumericType, T.BooleanType)
+_MOMENTS = (T.TimestampType, T.TimestampNTZType)
+_TIMES = (T.DateType, *_MOMENTS, T.DayTimeIntervalType, *TIME_OF_DAY)
 
 
 def loss(column: Column, given: T.DataType, wanted: T.DataType) -> Column | None:
@@ -58,6 +64,52 @@ def loss(column: Column, given: T.DataType, wanted: T.DataType) -> Column | None
             ]
         )
     return _leaf_loss(column, given, wanted)
+
+
+def other_kind(given: T.DataType, wanted: T.DataType) -> str | None:
+    """Return what to do about a number where a time is wanted, or the other way round.
+
+    Spark's cast would take the number as seconds, where all else here counts milliseconds.
+
+    Parameters
+    ----------
+    given, wanted
+        The types; structs have their fields in the wanted order.
+
+    Returns
+    -------
+    str or None
+        The types and what to do, ``None`` if there is no such place.
+    """
+    for one, other in _leaf_pairs(given, wanted):
+        if isinstance(one, _NUMBERS) and isinstance(other, _TIMES):
+            remedy = "make a time of it"
+            if isinstance(other, _MOMENTS):
+                remedy += ", of milliseconds with timestamp_millis"
+        elif isinstance(one, _TIMES) and isinstance(other, _NUMBERS):
+            remedy = "make a number of it"
+            if isinstance(one, _MOMENTS):
+                remedy += ", of milliseconds with unix_millis"
+        else:
+            continue
+        return (
+            f"{one.simpleString()} is given and {other.simpleString()} is wanted, and a "
+            f"cast of Spark would count in seconds, not in milliseconds: {remedy}"
+        )
+    return None
+
+
+def _leaf_pairs(given: T.DataType, wanted: T.DataType) -> Iterator[tuple[T.DataType, T.DataType]]:
+    if isinstance(given, T.StructType) and isinstance(wanted, T.StructType):
+        for one, other in zip(given.fields, wanted.fields, strict=True):
+            yield from _leaf_pairs(one.dataType, other.dataType)
+    elif isinstance(given, T.ArrayType) and isinstance(wanted, T.ArrayType):
+        yield from _leaf_pairs(given.elementType, wanted.elementType)
+    elif isinstance(given, T.MapType) and isinstance(wanted, T.MapType):
+        yield from _leaf_pairs(given.keyType, wanted.keyType)
+        yield from _leaf_pairs(given.valueType, wanted.valueType)
+    else:
+        yield given, wanted
 
 
 def _any(losses: list[Column | None]) -> Column | None:

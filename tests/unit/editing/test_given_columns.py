@@ -110,7 +110,6 @@ CHANGED = [
     ("decimal(10,2)", "cast(1.509 as decimal(20,4))"),
     ("string", "cast(5 as double)"),
     ("date", "timestamp'2024-05-01 10:00:00'"),
-    ("bigint", "timestamp'2024-05-01 10:00:00.5'"),
     ("boolean", "2"),
     ("bigint", "'abc'"),
     ("timestamp", "'soon'"),
@@ -152,3 +151,43 @@ def test_values_that_would_be_others_are_refused(
             selected(rows, columns(spark, wanted), "state 's'").collect()
     if ansi == "false" and "map<bigint" not in wanted:  # Spark casts no keys to what may be null
         assert "state 's': column 'v' has a value that is not the same as" in str(caught.value)
+
+
+OF_ANOTHER_KIND = [
+    ("timestamp", "1714557600000L", "bigint is given and timestamp is wanted.*timestamp_millis"),
+    ("timestamp", "cast(1.5 as double)", "double is given and timestamp is wanted"),
+    ("timestamp", "cast(1.5 as decimal(10,2))", r"decimal\(10,2\) is given"),
+    ("timestamp", "true", "boolean is given and timestamp is wanted"),
+    ("timestamp", "cast(null as bigint)", "bigint is given and timestamp is wanted"),
+    ("timestamp_ntz", "5L", "bigint is given and timestamp_ntz is wanted"),
+    ("date", "5", "int is given and date is wanted"),
+    ("interval day to second", "5L", "bigint is given and interval day to second is wanted"),
+    ("bigint", "timestamp'2024-05-01 10:00:00'", "timestamp is given.*unix_millis"),
+    ("double", "timestamp'2024-05-01 10:00:00.5'", "timestamp is given and double is wanted"),
+    ("bigint", "interval '5' second", "interval second is given and bigint is wanted"),
+    ("array<timestamp>", "array(5L)", "bigint is given and timestamp is wanted"),
+    ("map<timestamp,int>", "map(5L, 1)", "bigint is given and timestamp is wanted"),
+    (
+        "struct<a:timestamp,b:string>",
+        "named_struct('b', 'x', 'a', 5L)",
+        "bigint is given and timestamp is wanted",
+    ),
+]
+
+
+@pytest.mark.parametrize(("wanted", "value", "says"), OF_ANOTHER_KIND)
+def test_numbers_are_no_times_and_times_are_no_numbers(
+    spark: SparkSession, wanted: str, value: str, says: str
+) -> None:
+    """Spark would take milliseconds as seconds: an entry of the year 56302, for ever."""
+    rows = spark.sql(f"select 'a' k, {value} v")
+    with pytest.raises(PlanError, match=f"state 's': column 'v': {says}"):
+        selected(rows, columns(spark, wanted), "state 's'")
+
+
+@pytest.mark.parametrize("own", ["expires_at", "fires_at"])
+def test_times_of_the_library_are_given_as_timestamps(spark: SparkSession, own: str) -> None:
+    rows = spark.sql(f"select 'a' k, 1714557600000L {own}")
+    wanted = TableColumns(keys=(T.StructField("k", T.StringType()),), **{own: own})  # type: ignore[arg-type]
+    with pytest.raises(PlanError, match=f"column '{own}': bigint is given.*timestamp_millis"):
+        selected(rows, wanted, "state 's'")
