@@ -27,6 +27,7 @@ from pyspark_ckpt.operator.values.message_pack_columns import (
     joined,
     repeated,
 )
+from pyspark_ckpt.operator.values.state_columns import null_where_none_may_be
 
 SUBTASK, STORED_KEY, VALUE = "subtask", "stored_key", "value"
 ENTRIES_SCHEMA = T.StructType(
@@ -108,6 +109,7 @@ class StoredValues:
             schema = struct_type(self._state.map_key_schema)
             width = len(schema.fields)
             map_keys, columns = columns[:width], columns[width:]
+            self._check_nulls(map_keys, schema)
             stored_keys = encoded_tuples(map_keys, schema, Form.MAP_KEY, *heads)
         else:
             stored_keys = joined(*heads)
@@ -127,7 +129,16 @@ class StoredValues:
             heads.append(repeated(version, rows))
         if not heads:
             heads = [repeated(b"", rows)]
+        self._check_nulls(columns, schema)
         return encoded_tuples(columns, schema, Form.VALUE, *heads)
+
+    def _check_nulls(self, columns: list[pa.Array], schema: T.StructType) -> None:
+        """Refuse nulls as a processor's update does."""
+        if (found := null_where_none_may_be(columns, schema)) is not None:
+            raise StateValueError(
+                f"state {self._state.name!r}: a row has a null in column {found[0]!r} where the "
+                "state's schema declares not null: give a value, or leave the row out"
+            )
 
 
 class EncodeState:

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import StateValueError
@@ -46,7 +47,6 @@ class ValueColumns:
 
     def __init__(self, schema: T.StructType, what: str) -> None:
         self._schema = schema
-        self._required = required_decoder(schema)
         self.what = what
 
     def frame(self, values: Sequence[tuple[Any, ...] | None], index: pd.Index[Any]) -> pd.DataFrame:
@@ -122,11 +122,14 @@ class ValueColumns:
         known = [column for column in columns if column is not None]
         if not known or len(known) < len(columns):
             return None
+        if (found := null_where_none_may_be(known, self._schema)) is not None:
+            name, row = found
+            raise StateValueError(
+                f"{self.what}: row {row} has a null in column {name!r} where its schema "
+                "declares not null; give a value"
+            )
         tuples = encoded_tuples(known, self._schema, Form.VALUE, repeated(prefix, length))
-        encoded = list(tuples.to_numpy(zero_copy_only=False).tolist())
-        if self._required is not None and any(map(_may_have_nulls, known)):
-            self._check_nulls(encoded, len(prefix), self._required)
-        return encoded
+        return list(tuples.to_numpy(zero_copy_only=False).tolist())
 
     def rows(self, frame: pd.DataFrame, length: int) -> Iterator[tuple[Any, ...]]:
         """Return columns as tuples; every kind of null that pandas has becomes ``None``.
@@ -141,19 +144,6 @@ class ValueColumns:
         self._check(frame, length)
         columns = [_values(field, frame[field.name]) for field in self._schema.fields]
         return zip(*columns, strict=True)
-
-    def _check_nulls(
-        self, encoded: list[bytes], start: int, required: msgspec.msgpack.Decoder[Any]
-    ) -> None:
-        row = 0
-        try:
-            for row, data in enumerate(encoded):  # noqa: B007  # the error names the last one
-                required.decode(data[start:])
-        except msgspec.ValidationError as exc:
-            raise StateValueError(
-                f"{self.what}: row {row} has a null that the schema "
-                f"{self._schema.simpleString()} declares as not null ({exc}); give a value"
-            ) from exc
 
     def _of_table(self, field: T.StructField, table: pa.Table) -> pa.Array:
         """Return a column of an Arrow table in the type of the state.
@@ -180,6 +170,35 @@ class ValueColumns:
                 f"{self.what}: updateMany got {len(frame)} rows with the columns "
                 f"{names}, wanted are {length} rows with {self._schema.names}"
             )
+
+
+def null_where_none_may_be(
+    columns: Sequence[pa.Array], schema: T.StructType
+) -> tuple[str, int] | None:
+    """Return the column and row of a null that a schema declares as not null, if there is one.
+
+    Parameters
+    ----------
+    columns
+        The columns of the tuples, in the order of the schema.
+    schema
+        The Spark schema of the tuples.
+    """
+    for column, field in zip(columns, schema.fields, strict=True):
+        if not field.nullable and column.null_count:
+            return field.name, pc.index(column.is_null(), True).as_py()
+        if not pa.types.is_nested(column.type):
+            continue
+        inside = T.StructType([T.StructField(field.name, field.dataType)])
+        if (required := required_decoder(inside)) is None:
+            continue
+        row = 0
+        try:
+            for row, data in enumerate(encoded_tuples([column], inside, Form.VALUE).to_pylist()):  # noqa: B007  # the last one
+                required.decode(data)
+        except msgspec.ValidationError:
+            return field.name, row
+    return None
 
 
 def _series(data_type: T.DataType, column: Sequence[Any], index: pd.Index[Any]) -> pd.Series[Any]:
@@ -285,8 +304,3 @@ def _numbers(series: pd.Series[Any], arrow_type: pa.DataType, kinds: str) -> pa.
         return pa.array(series.to_numpy(), from_pandas=False).cast(arrow_type)
     masked = pd.arrays.BooleanArray, pd.arrays.IntegerArray, pd.arrays.FloatingArray
     return pa.array(series.array).cast(arrow_type) if isinstance(series.array, masked) else None
-
-
-def _may_have_nulls(column: pa.Array) -> bool:
-    """Return whether a column has a null, or a value inside of its values may be one."""
-    return bool(column.null_count) or pa.types.is_nested(column.type)

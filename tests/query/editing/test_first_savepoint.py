@@ -175,6 +175,22 @@ def test_two_rows_of_one_key_are_refused(spark: SparkSession, tmp_path: Path) ->
     assert not files_below(tmp_path / "first")
 
 
+class Needed(Count):
+    """Declares that its count is never null."""
+
+    def init(self, handle: Any) -> None:
+        self.count = handle.getValueState("count", "n long not null")
+
+
+@pytest.mark.further
+def test_a_null_is_refused_where_the_schema_has_none(spark: SparkSession, tmp_path: Path) -> None:
+    rows = spark.createDataFrame([("a", 1), ("b", None)], "k string, n long")
+    edit = ckpt.edit_state(spark=spark).add_operator("op", Needed(), "k string")
+    with pytest.raises(ckpt.StateValueError, match="'count': a row has a null in column 'n'"):
+        edit.put("op", "count", rows).save(str(tmp_path / "first"))
+    assert not files_below(tmp_path / "first")
+
+
 def test_what_does_not_fit_is_refused_by_name(spark: SparkSession, tmp_path: Path) -> None:
     edit = ckpt.edit_state(spark=spark).add_operator("op", Reveal(), "k string")
     some = spark.createDataFrame([("a", 1)], "k string, n long")
