@@ -301,15 +301,19 @@ class OperatorEdit:
             for state_id, state in enumerate(self.states)
             if state.kind != FREE and self.movement(state_id) is Movement.WITH_KEY
         ]
-        tables = {state_id: self.table(spark, name) for state_id, name in keyed}
+        tables = [(state_id, self.table(spark, name)) for state_id, name in keyed]
+        given = [self.columns(state_id).of_rows(rows.columns) for state_id, rows in tables]
         timers = self.timers_table(spark)
         width = len(self.key_schema.fields)
         self.operator = msgspec.structs.replace(self.operator, key_schema=key_schema.json())
         self.keyed, self.erased = False, []
-        for state_id, rows in tables.items():
+        for (state_id, rows), before in zip(tables, given, strict=True):
             state = self.states[state_id]
             self.states[state_id] = msgspec.structs.replace(state, earlier_schemas=())
-            self.put[state_id] = self._rekeyed(rows, self.columns(state_id), width, function)
+            columns = self.columns(state_id)
+            if before.expires_at is None:
+                columns = columns.of_rows(())
+            self.put[state_id] = self._rekeyed(rows, columns, width, function)
         self.timers = None
         if self.operator.time_mode is not TimeMode.NONE:
             self.timers = self._rekeyed(timers, timer_columns(key_schema), width, function)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
@@ -179,10 +179,9 @@ class OperatorJob:
         return found
 
     def _encoded(self, state_id: int, rows: DataFrame, times: Times) -> DataFrame:
-        state, columns = self.edit.states[state_id], self.edit.columns(state_id)
-        has_times = columns.expires_at is not None and columns.expires_at in rows.columns
-        if columns.expires_at is not None and not has_times:
-            columns = replace(columns, expires_at=None)
+        state = self.edit.states[state_id]
+        columns = self.edit.columns(state_id).of_rows(rows.columns)
+        has_times = columns.expires_at is not None
         stored_values = StoredValues(state_id, state, times.of(state), has_times=has_times)
         if self.edit.movement(state_id) is not Movement.WITH_KEY:
             return self._of_subtasks(rows, columns, stored_values)

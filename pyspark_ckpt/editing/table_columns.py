@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from pyspark.sql import types as T
 
@@ -40,6 +41,10 @@ class TableColumns:
             (self.fires_at, T.TimestampType()),
         ]
         return [(name, data_type) for name, data_type in named if name is not None]
+
+    def of_rows(self, names: Sequence[str]) -> TableColumns:
+        """Return the columns that rows with these names have: they may lack `expires_at`."""
+        return self if self.expires_at in names else replace(self, expires_at=None)
 
 
 def columns_of(key_schema: T.StructType, state: StateDescriptor) -> TableColumns:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -199,3 +200,42 @@ def test_entries_of_an_idle_subtask_expire_as_without_the_edit(job: Job, tmp_pat
         found.append(fork.result())
     assert found[0] == found[1]
     assert {("k2", 1), ("k2", -1)} <= set(found[0])
+
+
+class Ages(StatefulProcessor):
+    """Declares a state of each kind of key with a time to live."""
+
+    def init(self, handle: Any) -> None:
+        handle.getValueState("one", "n long", 10**11)
+        handle.getListState("many", "n long", 10**11)
+        handle.getMapState("named", "name string", "n long", 10**11)
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        yield from ()
+
+    def close(self) -> None:
+        pass
+
+
+def test_rows_that_are_put_without_a_time_get_other_keys(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """They count as written by the edit, as without `rekey`."""
+    edit = ckpt.edit_state(spark=spark).add_operator(
+        "op", Ages(), "k string", time_mode="ProcessingTime", parallelism=1
+    )
+    puts = {
+        "one": "select 'a' k, 1L n",
+        "many": "select 'a' k, 1L n",
+        "named": "select 'a' k, 'x' name, 1L n",
+    }
+    for state, rows in puts.items():
+        edit.put("op", state, spark.sql(rows))
+    edit.rekey("op", lambda keys: pa.table({"n": pa.array([7] * len(keys), pa.int64())}), "n long")
+    begin = datetime.now(timezone.utc) + timedelta(milliseconds=10**11 - 1)
+    edited = edit.save(str(tmp_path / "e"))
+    with ckpt.open_state(edited.path) as now:
+        for state in puts:
+            (row,) = now.state("op", state).to_arrow().read_all().to_pylist()
+            assert (row["n"], row["value_n"]) == (7, 1)
+            assert begin <= row["expires_at"] < begin + timedelta(hours=1)
