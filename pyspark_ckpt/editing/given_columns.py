@@ -24,17 +24,20 @@ def quoted(name: str) -> Column:
     return F.col("`" + name.replace("`", "``") + "`")
 
 
-def selected(rows: DataFrame, columns: TableColumns, where: str) -> DataFrame:
+def selected(
+    rows: DataFrame, columns: TableColumns, where: str, *, in_ms: bool = False
+) -> DataFrame:
     """Return the rows with the columns of a table, in its types.
 
-    Marks of `combine` need not be given: a value that is put is present.
+    Marks of `combine` need not be given: a value that is put is present. The table's own times are
+    timestamps, or milliseconds.
 
     Raises
     ------
     PlanError
         If a column is missing or cannot have its type.
     """
-    wanted = {name: in_python(kind) for name, kind in columns.all_of()}
+    wanted = {name: in_python(kind) for name, kind in columns.all_of(in_ms=in_ms)}
     given, marks = rows.columns, [name for name, kind in wanted.items() if is_mark(name, kind)]
     for name in marks:
         if name not in rows.columns or name == PRESENT_MARK:
@@ -62,8 +65,11 @@ def selected(rows: DataFrame, columns: TableColumns, where: str) -> DataFrame:
 
 
 def in_spark(columns: TableColumns) -> T.StructType:
-    """Return the columns of a table in the types in which they come to Python."""
-    fields = [(name, in_python(kind)) for name, kind in columns.all_of()]
+    """Return the columns of a table in the types in which they come to Python.
+
+    The table's own times are milliseconds.
+    """
+    fields = [(name, in_python(kind)) for name, kind in columns.all_of(in_ms=True)]
     return T.StructType([T.StructField(name, kind) for name, kind in fields])
 
 

@@ -15,6 +15,7 @@ from pyspark_ckpt.editing.entries.encoding import (
     Place,
 )
 from pyspark_ckpt.editing.given_columns import in_spark, quoted, selected
+from pyspark_ckpt.editing.stored_times import Times, as_written, shown_times, stored_times
 from pyspark_ckpt.editing.table_columns import (
     TableColumns,
     columns_of,
@@ -32,7 +33,7 @@ from pyspark_ckpt.editing.typed_frames import (
 from pyspark_ckpt.errors import PlanError
 from pyspark_ckpt.formats.handle import Handle, StateDescriptor
 from pyspark_ckpt.formats.metadata import OperatorMetadata
-from pyspark_ckpt.formats.modes import TimeMode, TtlTime
+from pyspark_ckpt.formats.modes import TimeMode
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor, schema_fingerprint
 from pyspark_ckpt.operator.quarantine.parked_keys import KEYS_STATE
 from pyspark_ckpt.operator.rescale.tasks import newest_of
@@ -44,22 +45,6 @@ from pyspark_ckpt.operator.table.stored_keys import MAX_STATES
 from pyspark_ckpt.spark.jobs import collected
 
 DEFAULT_BACKEND = "rocksdb"
-
-
-@dataclass(frozen=True, slots=True)
-class Times:
-    """When rows without a time count as written, by the time that a state ages in."""
-
-    processing_ms: int
-    watermark_ms: int
-
-    def of(self, state: StateDescriptor) -> int | None:
-        """Return when an entry of a state counts as written, ``None`` if it has no time."""
-        if state.ttl is None:
-            return None
-        if state.ttl.time is TtlTime.PROCESSING_TIME:
-            return self.processing_ms
-        return self.watermark_ms or None  # as in an initial state before the first watermark
 
 
 @dataclass(slots=True)
@@ -149,8 +134,8 @@ class OperatorEdit:
         """Return what a state belongs to: a key, a subtask or all subtasks."""
         return kind_of(self.states[state_id]).movement
 
-    def put_state(self, name: str, rows: DataFrame) -> None:
-        """Replace a state by rows.
+    def put_state(self, name: str, rows: DataFrame, *, in_ms: bool = False) -> None:
+        """Replace a state by rows, whose times may be in milliseconds.
 
         Raises
         ------
@@ -158,13 +143,13 @@ class OperatorEdit:
             If there is no such state, or the rows lack a column.
         """
         state_id = self.state_id(name)
-        columns = self.columns(state_id)
-        self.put[state_id] = selected(rows, columns, f"{self.where}, state {name!r}")
-        state = self.states[state_id]
+        state, columns = self.states[state_id], self.columns(state_id)
+        rows = selected(rows, columns, f"{self.where}, state {name!r}", in_ms=in_ms)
+        self.put[state_id] = stored_times(rows, columns, state, in_ms=in_ms)
         self.states[state_id] = msgspec.structs.replace(state, earlier_schemas=())
 
-    def put_timers(self, rows: DataFrame) -> None:
-        """Replace all timers by rows.
+    def put_timers(self, rows: DataFrame, *, in_ms: bool = False) -> None:
+        """Replace all timers by rows, whose times may be in milliseconds.
 
         Raises
         ------
@@ -174,7 +159,8 @@ class OperatorEdit:
         if self.operator.time_mode is TimeMode.NONE:
             raise PlanError(f"{self.where} has timeMode='None', so it cannot have timers")
         columns = timer_columns(self.key_schema)
-        self.timers = selected(rows, columns, f"{self.where}, timers")
+        rows = selected(rows, columns, f"{self.where}, timers", in_ms=in_ms)
+        self.timers = stored_times(rows, columns, None, in_ms=in_ms)
 
     def table(self, spark: SparkSession, name: str) -> DataFrame:
         """Return a state as it is now, with the changes so far, as a DataFrame.
@@ -185,10 +171,15 @@ class OperatorEdit:
             If there is no such state.
         """
         state_id = self.state_id(name)
+        rows = self._rows(spark, state_id)
+        return shown_times(rows, self.columns(state_id), self.states[state_id])
+
+    def _rows(self, spark: SparkSession, state_id: int) -> DataFrame:
+        """Return a state as :meth:`table` does, with stored times."""
         if (put := self.put.get(state_id)) is not None:
             return put
         schema = in_spark(self.columns(state_id))
-        read = ReadState(self.source, self._aging(state_id), schema, self.where)
+        read = ReadState(self.source, as_written(self._aging(state_id)), schema, self.where)
         handles = self._stored_handles()
         if handles and self.movement(state_id) is Movement.COPIED:
             handles = (newest_of(handles),)
@@ -212,6 +203,9 @@ class OperatorEdit:
 
     def timers_table(self, spark: SparkSession) -> DataFrame:
         """Return the timers as they are now, with the changes so far, as a DataFrame."""
+        return shown_times(self._timer_rows(spark), timer_columns(self.key_schema), None)
+
+    def _timer_rows(self, spark: SparkSession) -> DataFrame:
         if self.timers is not None:
             return self.timers
         schema = in_spark(timer_columns(self.key_schema))
@@ -297,13 +291,13 @@ class OperatorEdit:
             check_new_key(each)
         self._check_none_parked(spark)
         keyed = [
-            (state_id, state.name)
+            state_id
             for state_id, state in enumerate(self.states)
             if state.kind != FREE and self.movement(state_id) is Movement.WITH_KEY
         ]
-        tables = [(state_id, self.table(spark, name)) for state_id, name in keyed]
+        tables = [(state_id, self._rows(spark, state_id)) for state_id in keyed]
         given = [self.columns(state_id).of_rows(rows.columns) for state_id, rows in tables]
-        timers = self.timers_table(spark)
+        timers = self._timer_rows(spark)
         width = len(self.key_schema.fields)
         self.operator = msgspec.structs.replace(self.operator, key_schema=key_schema.json())
         self.keyed, self.erased = False, []

@@ -33,7 +33,8 @@ from pyspark_ckpt.editing.entries.encoding import (
 from pyspark_ckpt.editing.entries.stored_entries import KeptEntries, ReadEntries
 from pyspark_ckpt.editing.entries.writing import HANDLES_SCHEMA, WriteEntries
 from pyspark_ckpt.editing.given_columns import in_python, quoted
-from pyspark_ckpt.editing.operator_edit import OperatorEdit, Times
+from pyspark_ckpt.editing.operator_edit import OperatorEdit
+from pyspark_ckpt.editing.stored_times import Times
 from pyspark_ckpt.editing.table_columns import TableColumns, timer_columns
 from pyspark_ckpt.formats.handle import Handle, decode_handle, encode_handle
 from pyspark_ckpt.operator.rows.input import KEY_GROUP, TOKEN

@@ -10,8 +10,9 @@ import msgspec
 from pyspark.sql import SparkSession
 
 from pyspark_ckpt.clock import now_ms
-from pyspark_ckpt.editing.operator_edit import OperatorEdit, Times
+from pyspark_ckpt.editing.operator_edit import OperatorEdit
 from pyspark_ckpt.editing.operator_job import OperatorJob, Target
+from pyspark_ckpt.editing.stored_times import Times
 from pyspark_ckpt.errors import CheckpointAbortedError, CkptError
 from pyspark_ckpt.formats.metadata import EpochContents, OperatorMetadata, SourceLog
 from pyspark_ckpt.formats.modes import SavepointFormat

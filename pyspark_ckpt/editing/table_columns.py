@@ -30,15 +30,19 @@ class TableColumns:
     fires_at: str | None = None
     subtask: str | None = None
 
-    def all_of(self) -> list[tuple[str, T.DataType]]:
-        """Return the name and Spark type of each column, in the order of the table."""
+    def all_of(self, *, in_ms: bool = False) -> list[tuple[str, T.DataType]]:
+        """Return the name and Spark type of each column, in the order of the table.
+
+        The table's own times are timestamps, or milliseconds.
+        """
+        time = T.LongType() if in_ms else T.TimestampType()
         named = [
             (self.subtask, T.IntegerType()),
             *((each.name, each.dataType) for each in (*self.keys, *self.map_keys)),
             (self.position, T.LongType()),
             *((each.name, each.dataType) for each in self.values),
-            (self.expires_at, T.TimestampType()),
-            (self.fires_at, T.TimestampType()),
+            (self.expires_at, time),
+            (self.fires_at, time),
         ]
         return [(name, data_type) for name, data_type in named if name is not None]
 

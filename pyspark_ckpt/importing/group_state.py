@@ -109,12 +109,10 @@ class GroupStateRows:
         return rows.withColumnRenamed(_PLACE, columns.position)
 
     def timers(self, columns: TableColumns) -> DataFrame:
-        """Return the rows of the timers' table."""
+        """Return the rows of the timers' table, times in milliseconds."""
         assert columns.fires_at is not None
         fires_at = T.StructField(columns.fires_at, T.LongType())
-        rows = self._with_entries(_TimersOf(self._mapped), [fires_at], columns).drop(_PLACE)
-        times = F.timestamp_millis(_quoted(columns.fires_at))
-        return rows.withColumn(columns.fires_at, times)
+        return self._with_entries(_TimersOf(self._mapped), [fires_at], columns).drop(_PLACE)
 
     def _with_entries(
         self, entries: Callable[..., Any], fields: list[T.StructField], columns: TableColumns

@@ -203,20 +203,21 @@ def _add(edit: StateEdit, operator: SparkStatefulOperator, imported: ImportedOpe
     key_schema = operator.key_schema()
     states = _declared(processor, uid, mode)
     edit.add_operator(uid, processor, key_schema, time_mode=mode.value)
+    added = edit._of(uid)  # noqa: SLF001  # it takes times in milliseconds
     if mapper is None:
         check_states(operator, states, uid)
         for variable in operator.variables:
             columns = columns_of(key_schema, states[variable.name])
-            edit.put(uid, variable.name, state_rows(operator, variable, columns))
+            added.put_state(variable.name, state_rows(operator, variable, columns), in_ms=True)
         if mode is not TimeMode.NONE:
-            edit.set_timers(uid, timer_rows(operator, timer_columns(key_schema)))
+            added.put_timers(timer_rows(operator, timer_columns(key_schema)), in_ms=True)
         return
     has_timers = mode is not TimeMode.NONE
     rows = GroupStateRows(operator, mapper, tuple(states), uid, has_timers=has_timers)
     for name, state in states.items():
-        edit.put(uid, name, rows.state(state, columns_of(key_schema, state)))
+        added.put_state(name, rows.state(state, columns_of(key_schema, state)), in_ms=True)
     if has_timers:
-        edit.set_timers(uid, rows.timers(timer_columns(key_schema)))
+        added.put_timers(rows.timers(timer_columns(key_schema)), in_ms=True)
 
 
 def _session(spark: SparkSession | None, query: DataFrame | None) -> SparkSession:

@@ -36,6 +36,8 @@ def state_rows(
 ) -> DataFrame:
     """Return a state variable as rows of its typed table; list elements are in their order.
 
+    Times are in milliseconds, which may be more than a timestamp holds.
+
     Parameters
     ----------
     operator
@@ -55,18 +57,18 @@ def state_rows(
     if is_stamped(values, variable):
         assert columns.expires_at is not None  # the declared states were checked
         selected += fields_of(value["value"], struct_of(values["value"]), columns.values)
-        selected.append(F.timestamp_millis(value[_EXPIRES_AT]).alias(columns.expires_at))
+        selected.append(value[_EXPIRES_AT].alias(columns.expires_at))
     else:
         selected += fields_of(value, values, columns.values)
     return rows.select(*selected)
 
 
 def timer_rows(operator: SparkStatefulOperator, columns: TableColumns) -> DataFrame:
-    """Return the timers of Spark's operator as rows of their table."""
+    """Return the timers of Spark's operator as rows of their table, times in milliseconds."""
     assert columns.fires_at is not None
     rows = operator.timers()
     keys = fields_of(F.col("key"), struct_of(rows.schema["key"]), columns.keys)
-    return rows.select(*keys, F.timestamp_millis(F.col(_FIRES_AT)).alias(columns.fires_at))
+    return rows.select(*keys, F.col(_FIRES_AT).alias(columns.fires_at))
 
 
 def fields_of(

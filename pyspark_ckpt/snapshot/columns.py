@@ -40,6 +40,8 @@ from pyspark_ckpt.snapshot.binary_columns import BinaryColumn, Numbers
 TIME = pa.timestamp("ms", "UTC")
 _FIRST_MS = int(datetime(1, 1, 2, tzinfo=timezone.utc).timestamp()) * 1000
 _LAST_MS = int(datetime(9999, 12, 31, tzinfo=timezone.utc).timestamp()) * 1000
+MAX_LONG = (1 << 63) - 1
+_LONGEST_MS = MAX_LONG // 1000
 _ARRAY = b"\xdd"
 """The first byte of a MessagePack array with a length of four bytes."""
 
@@ -68,6 +70,25 @@ def pandas_frame(table: pa.Table) -> pd.DataFrame:
     """
     frame: pd.DataFrame = table.to_pandas(integer_object_nulls=True)
     return frame
+
+
+def in_microseconds(times: Any, kind: pa.DataType) -> Any:
+    """Return times of the library as microseconds; those beyond are the first and last of them.
+
+    Parameters
+    ----------
+    times
+        An array, or a chunked one, of the type :data:`TIME`.
+    kind
+        The type of microseconds.
+    """
+    given = times.cast(pa.int64())
+    held = pc.max_element_wise(given, -_LONGEST_MS, skip_nulls=False)
+    held = pc.min_element_wise(held, _LONGEST_MS, skip_nulls=False)
+    micros = pc.multiply(held, 1000)
+    micros = pc.if_else(pc.greater(given, _LONGEST_MS), MAX_LONG, micros)
+    micros = pc.if_else(pc.less(given, -_LONGEST_MS), -MAX_LONG - 1, micros)
+    return micros.cast(kind)
 
 
 def same_rows(one: pa.Table, other: pa.Table) -> bool:
@@ -252,11 +273,13 @@ class StateValues:
         expires_ms = np.full(len(column), -1, np.int64)
         if ttl is not None:
             if ttl.since_ms is not None:
-                expires_ms[:] = ttl.since_ms + ttl.duration_ms
+                expires_ms[:] = min(ttl.since_ms + ttl.duration_ms, MAX_LONG)
             counts = first == stamp_mark(ttl.time)  # a time of the other kind does not count
             written_ms = column.take(counts).numbers(8, from_start=1).astype(np.int64)
             never = written_ms >= NEVER_EXPIRES_MS
-            expires_ms[counts] = np.where(never, -1, written_ms + ttl.duration_ms)
+            # An end beyond the last millisecond of 64 bits is that one.
+            longest_ms = np.minimum(min(ttl.duration_ms, MAX_LONG), MAX_LONG - written_ms)
+            expires_ms[counts] = np.where(never, -1, written_ms + longest_ms)
         try:
             return Aged(column.cut(is_stamped * STAMP_BYTES), expires_ms)
         except ValueError as exc:

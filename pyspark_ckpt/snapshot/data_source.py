@@ -15,6 +15,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark_ckpt.errors import ConfigurationError, StateError
 from pyspark_ckpt.operator.values.arrow_values import in_type
 from pyspark_ckpt.restore.source import RestoreSource
+from pyspark_ckpt.snapshot.columns import TIME, in_microseconds
 from pyspark_ckpt.snapshot.parts import Part, PartPin, parts_of
 from pyspark_ckpt.snapshot.snapshot import Snapshot, open_state
 from pyspark_ckpt.snapshot.views import StateView, TableView
@@ -210,7 +211,7 @@ class _Reader(DataSourceReader):
             schema = _sent_schema(view.schema)
             for batch in self._batches(view, partition.value.subtask):
                 columns = pa.Table.from_batches([batch]).columns
-                sent = list(map(in_type, columns, schema.types))
+                sent = list(map(_sent, columns, schema.types))
                 yield from pa.Table.from_arrays(sent, schema=schema).to_batches()
 
     def _batches(self, view: TableView, subtask: int | None) -> Iterable[pa.RecordBatch]:
@@ -265,6 +266,10 @@ def _key_of(view: StateView, equal: dict[tuple[str, ...], Any]) -> tuple[Any, ..
 
 def _spark_schema(view: TableView) -> T.StructType:
     return from_arrow_schema(view.schema, prefer_timestamp_ntz=True)
+
+
+def _sent(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
+    return in_microseconds(column, kind) if column.type == TIME else in_type(column, kind)
 
 
 def _sent_schema(schema: pa.Schema) -> pa.Schema:

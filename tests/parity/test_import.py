@@ -147,12 +147,20 @@ def test_processing_time_timers(continued: Continue) -> None:
         output=timed.OUTPUT,
         time_mode="ProcessingTime",
     ).same(
-        [[("a", 0, at(0), "register due 1; register far 90000000"), ("b", 0, at(0), "")]],
-        [[("z", 0, at(0), "")], [("a", 1, at(0), "")]],
+        [
+            [
+                ("a", 0, at(0), "register due 1; register far 90000000"),
+                ("b", 0, at(0), ""),
+                # Beyond the last timestamp of Spark.
+                ("c", 0, at(0), "register ever 9000000000000000000"),
+            ]
+        ],
+        [[("z", 0, at(0), "")], [("a", 1, at(0), ""), ("c", 1, at(0), "")]],
     )
     left = {(row.k, row.what): row.timers for row in rows}
     assert left["a", "timer due"] == "due far"
     assert left["a", "row 1"] == "far"
+    assert left["c", "row 1"] == "ever"
 
 
 class Composite(StatefulProcessor):

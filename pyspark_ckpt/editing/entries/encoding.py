@@ -11,6 +11,7 @@ import pyarrow as pa
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_schema
 
+from pyspark_ckpt.editing.stored_times import BEYOND, written_beyond_ms
 from pyspark_ckpt.errors import StateValueError
 from pyspark_ckpt.formats.handle import StateDescriptor, TtlDescriptor
 from pyspark_ckpt.operator.state.kinds import Entries, kind_of
@@ -85,7 +86,8 @@ class StoredValues:
         When the entries count as written if the rows do not have their time, in the time that the
         state ages in; ``None`` if they never expire.
     has_times
-        Whether the last column has the times at which the entries expire.
+        Whether the last column has the times of writing in milliseconds: null for entries that
+        never expire, ``BEYOND`` for those that expire too late for a timestamp.
     """
 
     def __init__(
@@ -121,7 +123,7 @@ class StoredValues:
         if self._has_times:
             *columns, times = columns
             if self._state.ttl is not None:
-                heads.append(_stamps(times, self._state.ttl))
+                heads.append(_stamps(times, self._state.ttl, self._written_ms))
         elif self._state.ttl is not None and self._written_ms is not None:
             heads.append(repeated(stamp_of(self._state.ttl.time, self._written_ms), rows))
         if self._state.earlier_schemas:
@@ -244,7 +246,7 @@ class EncodeTimers:
                 continue
             subtasks, groups, keys = self._place.heads(batch)
             fires_at = _not_null(batch.column(batch.num_columns - 1), "fires_at")
-            times = fixed_width(_in_order(_milliseconds(fires_at)))
+            times = fixed_width(_in_order(fires_at.to_numpy()))
             nothing = pa.array([b""] * rows, pa.binary())
             yield _batch(subtasks, joined(groups, repeated(TIMERS_ID, rows), keys, times), nothing)
             yield _batch(subtasks, joined(repeated(TIME_INDEX, rows), times, groups, keys), nothing)
@@ -306,17 +308,13 @@ def _in_order(numbers: _Numbers) -> _Numbers:
     return big_endian(numbers.astype(np.int64).view(np.uint64) ^ _TIME_OFFSET)
 
 
-def _milliseconds(times: pa.Array) -> _Numbers:
-    micros = times.cast(pa.timestamp("us", times.type.tz)).cast(pa.int64())
-    milliseconds: _Numbers = micros.to_numpy(zero_copy_only=False) // 1000
-    return milliseconds
-
-
-def _stamps(times: pa.Array, ttl: TtlDescriptor) -> pa.BinaryArray:
-    """Return the stamps of entries that expire at given times; a null is never."""
-    never = times.is_null().to_numpy(zero_copy_only=False)
-    expires_ms = _milliseconds(times.fill_null(0))
-    written_ms = np.maximum(expires_ms - ttl.duration_ms, 0)
+def _stamps(written: pa.Array, ttl: TtlDescriptor, now_ms: int | None) -> pa.BinaryArray:
+    """Return the stamps of entries that were written at given times; a null never expires."""
+    never = written.is_null().to_numpy(zero_copy_only=False)
+    written_ms = written.fill_null(0).to_numpy(zero_copy_only=False).copy()
+    is_beyond = written_ms == BEYOND
+    beyond_ms = NEVER_EXPIRES_MS if now_ms is None else written_beyond_ms(ttl.duration_ms, now_ms)
+    written_ms[is_beyond] = beyond_ms
     written_ms[never] = NEVER_EXPIRES_MS
-    marks = np.full((len(times), 1), stamp_mark(ttl.time), np.uint8)
+    marks = np.full((len(written), 1), stamp_mark(ttl.time), np.uint8)
     return fixed_width(np.hstack([marks, big_endian(written_ms.astype(np.uint64))]))

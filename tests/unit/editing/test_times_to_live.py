@@ -45,11 +45,11 @@ def test_entries_expire_at_the_time_that_was_given(
             state, ttl=msgspec.structs.replace(state.ttl, since_ms=None)
         )
         epochs.states = (state,)
-    times = pa.array(EXPIRES_MS, pa.int64()).cast(pa.timestamp("ms", "UTC"))
-    columns = [pa.array([0, 1, 2, 3]), times.cast(pa.timestamp("us", "UTC"))]
+    written = [None if each is None else each - DURATION_MS for each in EXPIRES_MS]
+    columns = [pa.array([0, 1, 2, 3]), pa.array(written, pa.int64())]
     put = StoredValues(0, state, BEGIN_MS, has_times=True)
-    values = put._values(columns, len(times)).to_pylist()
-    keys = [group + b"\x00" + key for group, key in epochs.keys[: len(times)]]
+    values = put._values(columns, len(written)).to_pylist()
+    keys = [group + b"\x00" + key for group, key in epochs.keys[: len(written)]]
     epochs.backend.apply([Changes(keys, values)], "put")
 
     shown = StateValues(state, "s").aged(BinaryColumn.of(pa.array(values, pa.binary())))
