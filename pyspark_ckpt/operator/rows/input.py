@@ -57,6 +57,7 @@ from pyspark_ckpt.operator.values.sent_columns import (
 from pyspark_ckpt.operator.values.transport import (
     NullMasks,
     all_received,
+    check_held,
     received,
     sent_type,
     transport_of,
@@ -65,6 +66,9 @@ from pyspark_ckpt.operator.values.wire_form import row_type_of
 
 TOKEN = "__ckpt_token"  # noqa: S105
 KEY_GROUP = "__ckpt_key_group"
+
+_NOT_HELD = (ValueError, OverflowError, OSError)
+"""What Python raises for times that it does not have."""
 
 _ROWS_AT_ONCE = 512
 """Rows that are made at once, of several keys: they stay in the processor's cache. Made for each
@@ -332,7 +336,15 @@ class InputColumns:
 
     def user_keys(self, sent_keys: Sequence[tuple[Any, ...]]) -> Sequence[tuple[Any, ...]]:
         """Return keys as the user's processor sees them."""
-        return sent_keys if self._keys_as_sent else list(map(self.user_key, sent_keys))
+        if self._keys_as_sent:
+            return sent_keys
+        try:
+            return list(map(self.user_key, sent_keys))
+        except _NOT_HELD:
+            for index, values in zip(self._key_indexes, zip(*sent_keys, strict=True), strict=True):
+                if index not in self._json_keys:
+                    check_held(self.schema.fields[index], self._transports[index], values)
+            raise
 
     def user_key(self, sent_key: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return the key as the user's processor sees it."""
@@ -365,30 +377,33 @@ class InputColumns:
         self, sent: pa.RecordBatch, names: Sequence[str], indexes: Sequence[int]
     ) -> pa.Table:
         nulls = self._masks.flags(sent)
-        columns = [
-            shown_column(
-                self.schema.fields[index].dataType,
-                sent.column(f"c{index}"),
-                nulls.get(index),
-                self._transports[index],
-            )
-            for index in indexes
-        ]
+        columns = [self._arrow_column(index, sent, nulls) for index in indexes]
         return pa.Table.from_arrays(columns, names=list(names))
+
+    def _arrow_column(
+        self, index: int, sent: pa.RecordBatch, nulls: Mapping[int, Places]
+    ) -> pa.Array:
+        field, column = self.schema.fields[index], sent.column(f"c{index}")
+        transport = self._transports[index]
+        try:
+            return shown_column(field.dataType, column, nulls.get(index), transport)
+        except _NOT_HELD:
+            check_held(field, transport, values_of(column))
+            raise
 
     def _pandas_column(
         self, index: int, sent: pa.RecordBatch, nulls: Mapping[int, Places]
     ) -> pd.Series[Any]:
-        field = self.schema.fields[index]
+        field, column = self.schema.fields[index], sent.column(f"c{index}")
+        transport = self._transports[index]
         try:
             return pandas_column(
-                field.dataType,
-                sent.column(f"c{index}"),
-                nulls.get(index),
-                self._transports[index],
-                self.time_zone,
+                field.dataType, column, nulls.get(index), transport, self.time_zone
             )
-        except ValueError as exc:
+        except pd.errors.OutOfBoundsDatetime:
+            raise
+        except _NOT_HELD as exc:
+            check_held(field, transport, values_of(column))
             raise InputRowsError(
                 f"input column {field.name!r}: {exc}; set spark.sql.session.timeZone to UTC, or "
                 "make timestamp_ntz of the keys"
@@ -427,10 +442,15 @@ class InputColumns:
         return columns
 
     def _received_values(self, sent: list[list[Any]]) -> list[list[Any]]:
-        return [
-            all_received(transport, values)
-            for transport, values in zip(self._transports, sent[: self._shown], strict=False)
-        ]
+        return [self._received(index, values) for index, values in enumerate(sent[: self._shown])]
+
+    def _received(self, index: int, values: list[Any]) -> list[Any]:
+        transport = self._transports[index]
+        try:
+            return all_received(transport, values)
+        except _NOT_HELD:
+            check_held(self.schema.fields[index], transport, values)
+            raise
 
     def _canonical_keys(self, index: int, sent: list[Any]) -> list[Any]:
         if index in self._json_keys:

@@ -48,6 +48,7 @@ from pyspark_ckpt.operator.user_frames import (
     shown,
     user_frames,
 )
+from pyspark_ckpt.operator.values.transport import ValueNotHeldError
 from state_backends import StateBackendError
 
 _READING = "reading the input"
@@ -420,6 +421,10 @@ class EpochProcessing:
         except CkptError as exc:
             exc.add_place(f"; in {_place(self._step, self._key)}{self._lines(exc)}")
             raise
+        except ValueNotHeldError as exc:
+            raise InputRowsError(
+                f"{self._where}: {exc}; in {_place(self._step, self._key)}"
+            ) from exc
         except Exception as exc:
             if self._step == _READING:
                 raise InputRowsError(

@@ -19,6 +19,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import NotBuiltYetError
+from pyspark_ckpt.operator.user_frames import shown
 from pyspark_ckpt.operator.values.json import JsonForm, JsonReader
 from pyspark_ckpt.operator.values.json_in_spark import to_travelling, travelling_type
 from pyspark_ckpt.operator.values.wire_form import aware_timestamp, aware_timestamps, wire_type
@@ -27,6 +28,10 @@ MASK = "__ckpt_nulls_"
 """Prefix of the names of mask columns."""
 
 _BITS = 62
+
+
+class ValueNotHeldError(ValueError):
+    """A column has a value of Spark that Python does not have."""
 
 
 class NullMasks:
@@ -196,3 +201,34 @@ def all_received(transport: Transport, values: list[Any]) -> list[Any]:
     if receive is None:
         return values
     return [None if value is None else receive(value) for value in values]
+
+
+def check_held(field: T.StructField, transport: Transport, values: Sequence[Any]) -> None:
+    """Name the first value of a sent column that Python does not have, if there is one.
+
+    Raises
+    ------
+    ValueNotHeldError
+        If there is one; the message names it and what to do.
+    """
+    value = None
+    try:
+        for value in values:  # noqa: B007  # the error names the last one
+            received(transport, value)
+    except (ValueError, OverflowError, OSError) as exc:
+        remedy = "cast it to text before key_by"
+        if isinstance(field.dataType, T.DateType | T.TimestampType):
+            remedy = f"use an ArrowProcessor, which has all of Spark's times, {remedy}"
+        raise ValueNotHeldError(
+            f"column {field.name!r} is {field.dataType.simpleString()} and has "
+            f"{shown(_in_words(field.dataType, value))}, which Python does not have ({exc}): "
+            f"{remedy}, or leave out such rows"
+        ) from exc
+
+
+def _in_words(data_type: T.DataType, sent: Any) -> str:
+    if isinstance(data_type, T.DateType):
+        return str(np.datetime64(sent, "D"))
+    if isinstance(data_type, T.TimestampType):
+        return f"{np.datetime64(sent, 'us')}Z"
+    return str(sent)

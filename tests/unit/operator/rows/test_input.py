@@ -21,7 +21,7 @@ from pyspark.sql.pandas.types import to_arrow_type
 from pyspark_ckpt.errors import NotBuiltYetError, PlanError
 from pyspark_ckpt.operator.modes.rows import RowsPart
 from pyspark_ckpt.operator.rows.input import KEY_GROUP, TOKEN, InputColumns
-from pyspark_ckpt.operator.values.transport import MASK, sent_type
+from pyspark_ckpt.operator.values.transport import MASK, ValueNotHeldError, sent_type
 from tests.unit.operator.spark_values import NOT_BUILT
 
 EPOCH = datetime.date(1970, 1, 1)
@@ -265,3 +265,56 @@ def test_a_key_that_spark_cannot_hash_is_named(kind: T.DataType) -> None:
     with pytest.raises(PlanError, match="'f1' is " + re.escape(kind.simpleString())):
         InputColumns(schema_of(T.LongType(), kind), ["f0", "f1"])
     assert InputColumns(schema_of(T.LongType(), kind), ["f0"]).key_names == ("f0",)
+
+
+FAR_DAYS, FAR_MICROS = 5_000_000, 10**18
+FAR = [
+    (T.DateType(), FAR_DAYS, "15659-07-15"),
+    (T.TimestampType(), FAR_MICROS, "33658-09-27T01:46:40.000000Z"),
+    (T.TimestampType(), -FAR_MICROS, "-29719-04-05T22:13:20.000000Z"),
+    (T.TimestampNTZType(), "+15659-07-14 00:00:00", "15659-07-14 00:00:00"),
+    (T.ArrayType(T.DateType()), "[1,5000000]", "5000000"),
+]
+
+
+@pytest.mark.parametrize(("kind", "value", "says"), FAR)
+def test_a_value_that_python_does_not_have_is_named(
+    kind: T.DataType, value: Any, says: str
+) -> None:
+    """The advice to look at the versions of packages sent users the wrong way."""
+    schema = T.StructType([T.StructField("k", T.StringType()), T.StructField("far", kind)])
+    columns = InputColumns(schema, ["k"])
+    batch = frame(schema, [("a", None), ("b", None)])
+    column = pa.array([batch.column("c1")[0].as_py(), value], batch.schema.field("c1").type)
+    batch = batch.set_column(batch.schema.get_field_index("c1"), "c1", column)
+    place = batch.schema.get_field_index(f"{MASK}0")
+    if place >= 0:
+        batch = batch.set_column(place, f"{MASK}0", pa.array([0] * 2, pa.int64()))
+
+    calls = [lambda: list(columns.rows(batch))]
+    if isinstance(kind, T.DateType | T.TimestampType):
+        table = columns.arrow_rows(batch)
+        assert table["far"].cast(sent_arrow(kind)).to_pylist()[1] == value
+    else:
+        calls.append(lambda: [columns.arrow_rows(batch)])
+    if not isinstance(kind, T.TimestampType):  # pandas says itself which times it has
+        calls.append(lambda: [columns.pandas_frame(batch)])
+    for call in calls:
+        with pytest.raises(
+            ValueNotHeldError, match=f"column 'far' is .*{re.escape(says)}"
+        ) as error:
+            call()
+        has_arrow = isinstance(kind, T.DateType | T.TimestampType)
+        assert ("use an ArrowProcessor" in str(error.value)) == has_arrow
+        assert "leave out such rows" in str(error.value)
+
+
+def sent_arrow(kind: T.DataType) -> pa.DataType:
+    return pa.int32() if isinstance(kind, T.DateType) else pa.int64()
+
+
+@pytest.mark.parametrize(("kind", "value", "says"), FAR[:4])
+def test_a_key_that_python_does_not_have_is_named(kind: T.DataType, value: Any, says: str) -> None:
+    columns = InputColumns(T.StructType([T.StructField("far", kind)]), ["far"])
+    with pytest.raises(ValueNotHeldError, match=f"column 'far' is .*{re.escape(says)}"):
+        columns.user_keys([(value,)])

@@ -475,6 +475,17 @@ def test_rows_that_cannot_be_read_are_not_blamed_on_the_processor(subtask: Subta
         subtask.run(Logged(), after_a_part)
 
 
+def test_a_time_that_python_does_not_have_is_named(subtask: Subtask) -> None:
+    far = frame_of([("a", 1)]).set_column(2, "c2", pa.array([10**18]))
+    processor = Logged()
+    with pytest.raises(
+        InputRowsError, match=r"operator 'u', subtask 0, epoch 0: column 'at' is timestamp and has"
+    ) as error:
+        subtask.run(processor, [[far]])
+    assert "use an ArrowProcessor" in str(error.value)
+    assert "supports pandas" not in str(error.value)
+
+
 @pytest.mark.parametrize("step", ["init", "restoreState", "snapshotState", "close"])
 def test_keyed_state_is_out_of_reach_outside_keys(subtask: Subtask, step: str) -> None:
     def use(self: Logged, *_: Any) -> None:
