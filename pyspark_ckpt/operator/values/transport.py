@@ -213,7 +213,7 @@ def check_held(field: T.StructField, transport: Transport, values: Sequence[Any]
     """
     value = None
     try:
-        for value in values:  # noqa: B007  # the error names the last one
+        for value in values:  # the error names the last one
             received(transport, value)
     except (ValueError, OverflowError, OSError) as exc:
         remedy = "cast it to text before key_by"

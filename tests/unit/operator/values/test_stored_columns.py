@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 from collections.abc import Sequence
 from typing import Any
 
@@ -145,6 +146,24 @@ def test_a_text_that_is_no_text_or_ends_behind_its_tuple() -> None:
         assert stored_columns([data, b"\x91\xa0"], schema, b"") is None
         with pytest.raises(StateValueError, match="do not fit"):
             codec_of(schema).decode_many([data, b"\x91\xa0"])
+
+
+@pytest.mark.parametrize("kind", [T.StringType(), T.BinaryType()], ids=str)
+def test_texts_take_a_few_times_their_memory(kind: T.DataType) -> None:
+    """They took 17 times as much: a worker ran out of memory with a part of large texts."""
+    value = "x" * 500 if isinstance(kind, T.StringType) else b"x" * 500
+    stored = [codec_of(struct(kind)).encode((value,))] * 5000
+    tracemalloc.start()
+    try:
+        before = pa.total_allocated_bytes()
+        found = stored_columns(stored, struct(kind), b"")
+        in_arrow = pa.total_allocated_bytes() - before
+        in_python = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert found is not None
+    assert found[0].to_pylist() == [value] * 5000
+    assert in_arrow + in_python < 4 * sum(map(len, stored))
 
 
 def test_tuples_of_a_later_schema_are_read_if_all_are() -> None:
