@@ -65,8 +65,12 @@ class KeptOutput:
                 f"{self._where}: the processor returned a DataFrame: yield it, or return a list "
                 "of frames"
             )
+        if isinstance(output, Row):  # its values would be taken for rows
+            raise StateValueError(
+                f"{self._where}: the processor returned one Row: yield it, or return a list of Rows"
+            )
         # Each is copied before the processor continues: a query has it as it is now, too.
-        yielded = [self._as_it_is(item) for item in output or ()]
+        yielded = [self._as_it_is(item) for item in (() if output is None else output)]
         if self._checked is not None:
             self._checked.extend(yielded)
         else:

@@ -13,6 +13,7 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 import pyspark
+from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, StatefulProcessor
 
 from pyspark_ckpt.errors import (
@@ -318,7 +319,11 @@ class EpochProcessing:
             self._table.enter(0)
             if self.states.ages_in_event_time:
                 self._table.current.event_time_ms = part.newest_event_time_ms(0)
-            yield from part.process(self._processor, 0, self._timer_values) or ()
+            output: Any = part.process(self._processor, 0, self._timer_values)
+            if isinstance(output, Row | pd.DataFrame | pa.Table | pa.RecordBatch):
+                self.output.buffer.extend(output)  # it refuses what should be yielded
+            elif output is not None:
+                yield from output
 
     def _fire_timers(self) -> Iterator[pa.RecordBatch]:
         """Fire due timers by time and then by stored key, or all in one call."""

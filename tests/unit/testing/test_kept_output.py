@@ -35,6 +35,13 @@ class TestOutput:
             other.test("ada", [Row(n=1)])
         assert other.peek("count", "ada") is None
 
+    @pytest.mark.parametrize("schema", [None, "n long, text string"])
+    def test_one_row_that_is_returned_is_refused(self, schema: str | None) -> None:
+        output: Any = Row(n=1, text="t")
+        harness = ProcessorHarness(_Returns(output), outputStructType=schema)
+        with pytest.raises(ckpt.StateValueError, match="returned one Row: yield it"):
+            harness.test("ada", [Row()])
+
     @pytest.mark.usefixtures("local_time_zone")
     def test_rows_have_the_values_that_spark_has(self) -> None:
         at = datetime.datetime(2024, 2, 29, 12, 0, 0, 5)  # noqa: DTZ001  # as Spark's rows have it

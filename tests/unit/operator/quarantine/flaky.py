@@ -102,6 +102,19 @@ class FlakyFrames(Flaky):
         return pd.DataFrame({"key": [key[0]], "n": [self.count.get()[0]], "text": [str(values)]})
 
 
+class ReturnsOne(Flaky):
+    """Returns what it should yield."""
+
+    def handleInputRows(self, key, rows, timerValues):
+        """Return one row or frame."""
+        (output,) = super().handleInputRows(key, rows, timerValues)
+        return output
+
+
+class ReturnsOneFrame(ReturnsOne, FlakyFrames):
+    """The same over frames."""
+
+
 class Deleting(StatefulProcessor):
     """Sets three timers, the first of which deletes the third; key a raises at a given time."""
 

@@ -12,7 +12,7 @@ from pyspark_ckpt.operator.run import processing
 from pyspark_ckpt.testing import CrashStep, ProcessorHarness
 from state_backends import BACKEND_TYPES
 
-from .flaky import BAD, BAD_TIMER, Deleting, Flaky, FlakyFrames
+from .flaky import BAD, BAD_TIMER, Deleting, Flaky, FlakyFrames, ReturnsOne, ReturnsOneFrame
 
 STATES = ("count", "values", "seen", "sum")
 
@@ -99,6 +99,24 @@ def test_only_the_given_keys_are_released():
     assert set(by_key([mended.release(["b"])])) == {"b"}
     assert set(mended.parkedKeys()) == {"a", "c"}
     assert set(by_key([mended.release()])) == {"a", "c"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "broken", "shape", "says"),
+    [
+        (Flaky, ReturnsOne, rows, "returned one Row: yield it"),
+        (FlakyFrames, ReturnsOneFrame, frames, "returned a DataFrame: yield it"),
+    ],
+)
+def test_a_released_key_says_that_its_output_should_be_yielded(kind, broken, shape, says):
+    harness = ProcessorHarness(kind(), onError="quarantine")
+    harness.testMany(shape({"a": [BAD]}))
+    mended = ProcessorHarness.restored(
+        broken(is_mended=True), harness.snapshot(), onError="quarantine"
+    )
+    assert len(mended.release()) == 0
+    (error,) = mended.parkedKeys().values()
+    assert says in error
 
 
 def test_timers_of_a_parked_key_fire_after_its_release():
