@@ -188,7 +188,9 @@ class ValueState:
             table = columns.table(self._codec.plain.decode_many(stored))
         return table
 
-    def updateMany(self, keys: pd.DataFrame | pa.Table, values: pd.DataFrame | pa.Table) -> None:
+    def updateMany(
+        self, keys: pd.DataFrame | pa.Table, values: pd.DataFrame | pa.Table | pa.RecordBatch
+    ) -> None:
         """Set the values of several keys from columns, a row per key in their order.
 
         For ``handleInputBatch``, ``handleInputArrow`` and ``handleExpiredTimers``.
@@ -197,8 +199,11 @@ class ValueState:
         ----------
         keys : pandas.DataFrame or pyarrow.Table
             The keys that the method got, or some of their rows.
-        values : pandas.DataFrame or pyarrow.Table
-            The state's columns by name, with as many rows as `keys`.
+        values : pandas.DataFrame, pyarrow.Table or pyarrow.RecordBatch
+            The state's columns by name, with as many rows as `keys`. In Arrow, columns are cast to
+            the types of the schema, and a value that this would change is refused: a decimal with
+            more digits behind the point has to be rounded before, and integers for a decimal column
+            cast to it. In a frame, decimals are rounded as in ``update``, half up.
 
         Raises
         ------

@@ -100,7 +100,7 @@ class ValueColumns:
         return None if columns is None else pa.Table.from_arrays(columns, names=self._schema.names)
 
     def encoded(
-        self, frame: pd.DataFrame | pa.Table, length: int, prefix: bytes
+        self, frame: pd.DataFrame | pa.Table | pa.RecordBatch, length: int, prefix: bytes
     ) -> list[bytes] | None:
         """Return columns as encoded tuples behind a prefix; ``None`` if that needs each value.
 
@@ -112,6 +112,8 @@ class ValueColumns:
         StateValueError
             If a column is missing, the number of rows differs, or a null is where none may be.
         """
+        if isinstance(frame, pa.RecordBatch):
+            frame = pa.Table.from_batches([frame])
         self._check(frame, length)
         if isinstance(frame, pa.Table):
             columns = [self._of_table(field, frame) for field in self._schema.fields]
@@ -163,6 +165,11 @@ class ValueColumns:
             ) from exc
 
     def _check(self, frame: pd.DataFrame | pa.Table, length: int) -> None:
+        if not isinstance(frame, pd.DataFrame | pa.Table):
+            raise StateValueError(
+                f"{self.what}: updateMany got {type(frame).__name__}: give a pandas DataFrame, or "
+                "an Arrow table or record batch"
+            )
         names = frame.column_names if isinstance(frame, pa.Table) else list(frame.columns)
         missing = [name for name in self._schema.names if name not in names]
         if missing or len(frame) != length:

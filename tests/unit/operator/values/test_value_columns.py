@@ -260,3 +260,21 @@ def test_a_misspelt_field_of_a_struct_in_arrow_is_refused() -> None:
     with pytest.raises(StateValueError, match=r"column 'g' is struct<lat: double, lo: double>"):
         columns.encoded(pa.table({"g": [{"lat": 1.0, "lo": 2.0}]}), 1, b"")
     assert columns.encoded(pa.table({"g": [{"lat": 1.0}]}), 1, b"")
+
+
+def test_many_values_come_as_a_record_batch_too() -> None:
+    columns = ValueColumns(_REQUIRED, "state 's'")
+    batch = pa.RecordBatch.from_pydict({"v": [1, 2]})
+    table = pa.Table.from_batches([batch])
+    assert columns.encoded(batch, 2, b"x") == columns.encoded(table, 2, b"x")
+    wrong: Any = {"v": [1, 2]}
+    with pytest.raises(StateValueError, match="state 's': updateMany got dict: give a pandas"):
+        columns.encoded(wrong, 2, b"")
+
+
+def test_decimals_of_an_arrow_table_are_not_changed() -> None:
+    columns = ValueColumns(T.StructType().add("v", T.DecimalType(10, 2)), "state 's'")
+    assert columns.encoded(pa.table({"v": [Decimal("1.5")]}), 1, b"") == [b"\x91\xa41.50"]
+    for value in (Decimal("1.509"), 1):
+        with pytest.raises(StateValueError, match=r"its type in the schema is decimal\(10,2\)"):
+            columns.encoded(pa.table({"v": [value]}), 1, b"")
