@@ -296,7 +296,7 @@ class StateDifference:
         Returns
         -------
         pandas.DataFrame
-            As :meth:`to_arrow`. A column of integers with nulls has Python's integers and ``None``.
+            As :meth:`to_arrow`. A column of integers with nulls has Python's and ``None``.
 
         Raises
         ------

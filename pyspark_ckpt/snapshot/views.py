@@ -144,7 +144,7 @@ class TableView:
         Returns
         -------
         pandas.DataFrame
-            All of it, in memory. A column of integers with nulls has Python's integers and ``None``.
+            All of it, in memory. A column of integers with nulls has Python's and ``None``.
 
         Raises
         ------
