@@ -13,6 +13,10 @@ groups, or number their states otherwise
 A version has a random name, so one version is one state, in whichever files it is. Timers and raw
 state are compared as entries of :data:`TIMERS` and :data:`RAW`.
 
+Entries of a deleted state stay stored until a sweep removes them, but belong to no state. Where a
+subtask has such entries, and the other side a state with their id, all entries of that state are
+read: each was added or removed.
+
 A subtask that was idle may have other schemas than the newest one. Its values are rewritten as if
 they moved to it, so that one history of schemas reads all values of a side. Of broadcast state, of
 which every subtask has a copy, that of the newest subtask counts.
@@ -22,7 +26,7 @@ from __future__ import annotations
 
 import tempfile
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -34,7 +38,7 @@ from pyspark_ckpt.operator.durable.merged_state import merged_state
 from pyspark_ckpt.operator.rescale.entries import rewritten
 from pyspark_ckpt.operator.rescale.tasks import newest_of
 from pyspark_ckpt.operator.state.kinds import Movement, kind_of
-from pyspark_ckpt.operator.table.catalog import is_beginning
+from pyspark_ckpt.operator.table.catalog import is_beginning, is_deleted
 from pyspark_ckpt.operator.table.stored_keys import (
     MAX_STATES,
     OPERATOR_STATE,
@@ -94,15 +98,19 @@ class Side:
         handles = self.handles.values()
         newest = newest_of(handles) if handles else None
         for handle in handles:
-            places = _Places(handle)
-            moved = _Moved(self, handle)
-            for part in all_entries(self.storage, handle):
-                for key, value in zip(part.keys, part.values, strict=True):
-                    place = places.of(key)
-                    if place is None or value is None:
-                        continue
-                    if place.state not in places.copied or handle is newest:
-                        yield place, moved.value(key, value)
+            copied = _Places(handle).copied
+            for place, value in self.entries_of(handle):
+                if place.state not in copied or handle is newest:
+                    yield place, value
+
+    def entries_of(self, handle: Handle) -> Iterator[tuple[Place, bytes]]:
+        """Yield all entries of one of its subtasks."""
+        places, moved = _Places(handle), _Moved(self, handle)
+        for part in all_entries(self.storage, handle):
+            for key, value in zip(part.keys, part.values, strict=True):
+                place = places.of(key)
+                if place is not None and value is not None:
+                    yield place, moved.value(key, value)
 
 
 class _Places:
@@ -173,12 +181,34 @@ def changed_entries(old: Side, new: Side) -> dict[Place, Change]:
         first, second = old.handles.get(subtask), new.handles.get(subtask)
         places = _Places(first, second)
         moved, moved_later = _Moved(old, first), _Moved(new, second)
+        removed, added = _deleted_in(second, first), _deleted_in(first, second)
         for key, stored in _of_subtask(old.storage, first, new.storage, second):
             place = places.of(key)
             change = Change(moved.change(key, stored.old), moved_later.change(key, stored.new))
-            if place is not None and change.old != change.new:
+            if place is None or place.state in removed or place.state in added:
+                continue
+            if change.old != change.new:
                 found[place] = change
+        found |= {place: Change(value, None) for place, value in _of_states(old, first, removed)}
+        found |= {place: Change(None, value) for place, value in _of_states(new, second, added)}
     return found
+
+
+def _deleted_in(handle: Handle | None, other: Handle | None) -> set[str]:
+    """Return the states of another handle whose ids a deleted state has in this one."""
+    if handle is None or other is None:
+        return set()
+    deleted = {number for number, state in enumerate(handle.states) if is_deleted(state)}
+    return {name for number, name in state_names(other).items() if number in deleted}
+
+
+def _of_states(
+    side: Side, handle: Handle | None, names: Container[str]
+) -> Iterator[tuple[Place, bytes]]:
+    """Yield all entries of some states of a subtask."""
+    if handle is None or not names:
+        return iter(())
+    return (each for each in side.entries_of(handle) if each[0].state in names)
 
 
 def is_same_layout(old: Side, new: Side) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
@@ -13,6 +14,8 @@ from hypothesis import strategies as st
 from pyspark.sql import types as T
 
 import pyspark_ckpt as ckpt
+from pyspark_ckpt.operator.state import sweep
+from pyspark_ckpt.operator.state.handle import ProcessorHandle
 from tests.unit.operator.subtask_epochs import IN_MEMORY, NUMBER, TEXT
 from tests.unit.snapshot.made_savepoint import UID, MadeSavepoint
 
@@ -180,3 +183,48 @@ def test_large_integers_beside_nulls_keep_their_digits_in_frames(tmp_path: Path)
     (row,) = difference.to_pandas(UID, "s").to_dict("records")
     assert (row["old_n"], row["new_n"]) == (None, large)
     assert (list(row["old_many"]), list(row["new_many"])) == ([None, None], [large, None])
+
+
+def test_entries_of_a_deleted_state_that_are_not_yet_swept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweep, "LEAST_ENTRIES", 2)
+    made = MadeSavepoint(tmp_path, KEY, USERS)
+    n = schema_of(["n"])
+    saved: list[tuple[str, set[str]]] = []
+    stored = []
+
+    def run(names: set[str], deleted: str | None = None) -> None:
+        def init(handle: ProcessorHandle) -> dict[str, Any]:
+            if deleted is not None:
+                handle.deleteIfExists(deleted)
+            return {name: handle.getValueState(name, n) for name in sorted(names, reverse=True)}
+
+        def work(states: dict[str, Any], _: Any) -> None:
+            for state in states.values():
+                if not state.exists():
+                    state.update((4,))
+
+        made.epoch(init, work)
+        saved.append((made.save(f"savepoint-{len(saved)}", canonical=True), names))
+        stored.append(sum(len(list(subtask.backend.scan())) for subtask in made.subtasks))
+
+    run({"old", "kept"})
+    for _ in range(7):
+        run({"kept"}, deleted="old")
+    assert len(set(stored)) > 2, "sweeps removed its entries over several epochs"
+    assert [state.kind for state in made.states(0)] == ["free", "value"]
+    run({"kept", "new"})
+    assert made.states(0)[0].name == "new"
+
+    some = [saved[number] for number in (0, 1, 3, -1)]
+    for (old, before), (new, after) in itertools.product(some, some):
+        difference = ckpt.diff_state(old, new)
+        for name in before | after:
+            found = difference.to_arrow(UID, name).to_pylist()
+            if name in before and name in after:
+                assert found == []
+                continue
+            change, column = ("removed", "old_n") if name in before else ("added", "new_n")
+            assert {(row["user"],) for row in found} == set(USERS)
+            assert {(row["change"], row[column]) for row in found} == {(change, 4)}
