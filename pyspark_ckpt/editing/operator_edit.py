@@ -146,7 +146,6 @@ class OperatorEdit:
         state, columns = self.states[state_id], self.columns(state_id)
         rows = selected(rows, columns, f"{self.where}, state {name!r}", in_ms=in_ms)
         self.put[state_id] = stored_times(rows, columns, state, in_ms=in_ms)
-        self.states[state_id] = msgspec.structs.replace(state, earlier_schemas=())
 
     def put_timers(self, rows: DataFrame, *, in_ms: bool = False) -> None:
         """Replace all timers by rows, whose times may be in milliseconds.
@@ -302,8 +301,6 @@ class OperatorEdit:
         self.operator = msgspec.structs.replace(self.operator, key_schema=key_schema.json())
         self.keyed, self.erased = False, []
         for (state_id, rows), before in zip(tables, given, strict=True):
-            state = self.states[state_id]
-            self.states[state_id] = msgspec.structs.replace(state, earlier_schemas=())
             columns = self.columns(state_id)
             if before.expires_at is None:
                 columns = columns.of_rows(())

@@ -12,12 +12,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from pyspark.sql import Row, SparkSession
+from pyspark.sql import types as T
 from pyspark.sql.streaming import StatefulProcessor
 
 import pyspark_ckpt as ckpt
 from tests.query.harness import BACKEND, BACKENDS, OFTEN, Feed, Job, await_checkpoint, files_below
 from tests.query.model import events_of, expected_after
 from tests.query.timed import at, timed_feed
+from tests.unit.operator.subtask_epochs import NUMBER
+from tests.unit.snapshot.made_savepoint import UID, MadeSavepoint
 
 STATES = ("count", "recent", "tally")
 EVERYTHING = [event for epoch in range(4) for event in events_of(epoch)]
@@ -239,3 +242,46 @@ def test_rows_that_are_put_without_a_time_get_other_keys(
             (row,) = now.state("op", state).to_arrow().read_all().to_pylist()
             assert (row["n"], row["value_n"]) == (7, 1)
             assert begin <= row["expires_at"] < begin + timedelta(hours=1)
+
+
+def test_states_keep_the_history_of_their_schemas(spark: SparkSession, tmp_path: Path) -> None:
+    """So that an edit can be compared with its source, whose values have these schemas too."""
+    users = [(f"u{number}",) for number in range(6)]
+    made = MadeSavepoint(tmp_path, T.StructType().add("user", "string"), users)
+    for schema, values in (("n int", (7,)), ("n long, s string", (8, "later"))):
+        parsed = T._parse_datatype_string(schema)
+
+        def init(handle: Any, schema: T.StructType = parsed) -> dict[str, Any]:
+            return {
+                "value": handle.getValueState("value", schema),
+                "list": handle.getListState("list", schema),
+                "map": handle.getMapState("map", NUMBER, schema),
+                "offsets": handle.getOperatorListState("offsets", schema),
+            }
+
+        def work(states: dict[str, Any], key: Any, values: Any = values) -> None:
+            if len(values) == 1 or key in users[:3]:
+                states["value"].update(values)
+                states["list"].appendValue(values)
+                states["map"].updateValue((len(values),), values)
+
+        def outside(states: dict[str, Any], _: int, values: Any = values) -> None:
+            states["offsets"].appendValue(values)
+
+        made.epoch(init, work, outside=outside)
+    source = made.save("savepoint", canonical=True)
+
+    def third(keys: pd.DataFrame) -> pd.DataFrame:
+        return keys.replace("u2", "moved")
+
+    edit = ckpt.edit_state(source, spark=spark).change(UID, "offsets", lambda rows: rows)
+    edited = edit.rekey(UID, third, as_pandas=True).save(str(tmp_path / "edited"))
+    difference = ckpt.diff_state(source, edited.path)
+    assert difference.to_arrow(UID, "offsets").num_rows == 0
+    for name, rows in (("value", 1), ("list", 2), ("map", 2)):
+        table = difference.to_arrow(UID, name).to_pylist()
+        assert sorted((row["change"], row["user"]) for row in table) == (
+            [("added", "moved")] * rows + [("removed", "u2")] * rows
+        )
+    [value] = [row for row in difference.to_arrow(UID, "value").to_pylist() if row["new_n"]]
+    assert (value["new_n"], value["new_s"]) == (8, "later")
