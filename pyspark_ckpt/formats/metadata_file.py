@@ -45,18 +45,21 @@ _decoder = msgspec.json.Decoder(CheckpointMetadata)
 
 
 def encode_metadata(metadata: CheckpointMetadata) -> bytes:
-    """Return the bytes of a ``_metadata`` file.
+    """Return the bytes of a ``_metadata`` file, which :func:`decode_metadata` accepts.
 
     Raises
     ------
     CorruptFileError
-        If it has more content than a reader accepts.
+        If it has more content than a reader accepts, or content that no reader accepts.
+    UnsafePathError
+        If a path in it is not a path that this library writes.
     """
     body = _encoder.encode(_with_known_fields(metadata))
     name = f"the {METADATA_NAME} of epoch {metadata.epoch}"
     if len(body) > MAX_METADATA_BYTES:
         raise corrupt_file(name, f"{len(body)} bytes are more than {MAX_METADATA_BYTES}")
     check_counts(body, name)
+    check_content(metadata, name)
     digest = hashlib.sha256(body).digest()
     version = METADATA_FORMAT_VERSION if metadata.spark_operators else 1
     return _HEADER.pack(MAGIC, version, len(body), digest) + body

@@ -10,11 +10,12 @@ import struct
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
-from pyspark_ckpt.errors import CheckpointNotFoundError, CorruptFileError
+from pyspark_ckpt.errors import CheckpointError, CheckpointNotFoundError, CorruptFileError
 from pyspark_ckpt.formats.handle import (
     BaseFile,
     BaseSnapshot,
@@ -96,6 +97,64 @@ def packed(
 
 def test_what_is_encoded_is_decoded(metadata: CheckpointMetadata) -> None:
     assert decode_metadata(encode_metadata(metadata), "m") == metadata
+
+
+def _of_operator(**changes: Any) -> Callable[[CheckpointMetadata], CheckpointMetadata]:
+    def changed(metadata: CheckpointMetadata) -> CheckpointMetadata:
+        (operator,) = metadata.operators
+        operator = msgspec.structs.replace(operator, **changes)
+        return msgspec.structs.replace(metadata, operators=(operator,))
+
+    return changed
+
+
+def _of_metadata(**changes: Any) -> Callable[[CheckpointMetadata], CheckpointMetadata]:
+    return lambda metadata: msgspec.structs.replace(metadata, **changes)
+
+
+_UDT = '{"fields":[{"name":"k","type":{"type":"udt","pyClass":"a.B"}}],"type":"struct"}'
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _of_metadata(root="."),
+        _of_metadata(kind=CheckpointKind.SAVEPOINT),
+        _of_metadata(epoch=-1),
+        _of_operator(parallelism=0),
+        _of_operator(parallelism=256),
+        _of_operator(operator_id=-1),
+        _of_operator(key_schema="no schema"),
+        _of_operator(key_schema=_UDT),
+        lambda metadata: _of_metadata(operators=metadata.operators * 2)(metadata),
+        lambda metadata: _of_metadata(
+            operators=(
+                *metadata.operators,
+                msgspec.structs.replace(metadata.operators[0], uid="other", handles=()),
+            )
+        )(metadata),  # two operators with one id
+        _of_metadata(
+            stored_spark_operators=(SparkOperatorMetadata(0, "dedupe", ()),)
+        ),  # the id of our operator
+        lambda metadata: _of_metadata(source_logs=metadata.source_logs * 2)(metadata),
+        _of_metadata(source_logs=(SourceLog(0, "../0", LOG),)),
+        _of_metadata(source_logs=(SourceLog(0, "0", FileReference("../x", 1, "d" * 64)),)),
+        _of_metadata(source_logs=(SourceLog(0, "0", FileReference("shared/x", -1, "d" * 64)),)),
+        _of_metadata(source_logs=(SourceLog(0, "0", FileReference("shared/x", 1, "")),)),
+        _of_metadata(
+            source_logs=(SourceLog(0, "0", FileReference(BASE.path, 1, "d" * 64)),)
+        ),  # a base snapshot has that path, with another digest
+    ],
+)
+def test_what_no_reader_accepts_is_not_written(
+    metadata: CheckpointMetadata, change: Callable[[CheckpointMetadata], CheckpointMetadata]
+) -> None:
+    """A checkpoint would count as complete, and older ones would be deleted."""
+    changed = change(metadata)
+    with pytest.raises(CheckpointError) as read:
+        decode_metadata(packed(msgspec.json.encode(changed)), "the _metadata of epoch 6")
+    with pytest.raises(type(read.value)):
+        encode_metadata(changed)
 
 
 @pytest.mark.further
