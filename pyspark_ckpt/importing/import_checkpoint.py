@@ -21,7 +21,7 @@ from pyspark_ckpt.importing.matching import check_states
 from pyspark_ckpt.importing.spark_operator import SparkStatefulOperator, spark_operators
 from pyspark_ckpt.importing.state_rows import state_rows, timer_rows
 from pyspark_ckpt.importing.stopped_query import stopped_query
-from pyspark_ckpt.operator.plan.declared import declare_states
+from pyspark_ckpt.operator.descriptor import OperatorDescriptor
 from pyspark_ckpt.operator.state.kinds import Movement, kind_of
 from pyspark_ckpt.settings import read_settings
 from pyspark_ckpt.spark.state_reader import quiet_reading
@@ -201,9 +201,9 @@ def _add(edit: StateEdit, operator: SparkStatefulOperator, imported: ImportedOpe
     processor, uid, mapper = imported.processor, imported.uid, imported.mapper
     mode = _time_mode(operator, mapper, imported.time_mode)
     key_schema = operator.key_schema()
-    states = _declared(processor, uid, mode)
     edit.add_operator(uid, processor, key_schema, time_mode=mode.value)
-    added = edit._of(uid)  # noqa: SLF001  # it takes times in milliseconds
+    added = edit._of(uid)  # noqa: SLF001  # init runs only once, and times are in milliseconds
+    states = _states_of_keys(added.operator)
     if mapper is None:
         check_states(operator, states, uid)
         for variable in operator.variables:
@@ -263,14 +263,12 @@ def _time_mode(
     return operator.time_mode
 
 
-def _declared(processor: StatefulProcessor, uid: str, mode: TimeMode) -> dict[str, StateDescriptor]:
-    """Return the states that a processor declares, by name; all belong to keys."""
-    event_time = mode is TimeMode.EVENT_TIME
-    declared = declare_states(processor, uid, mode, has_watermark=event_time).descriptors
-    for state in declared:
+def _states_of_keys(operator: OperatorDescriptor) -> dict[str, StateDescriptor]:
+    """Return the states that a processor declares, by name; all have to belong to keys."""
+    for state in operator.states:
         if kind_of(state).movement is not Movement.WITH_KEY:
             raise PlanError(
-                f"operator {uid!r}, state {state.name!r}: {state.kind} state does not exist in "
-                "Spark's operators: import with the processor as the query of Spark ran it"
+                f"operator {operator.uid!r}, state {state.name!r}: {state.kind} state does not "
+                "exist in Spark's operators: import with the processor as the query of Spark ran it"
             )
-    return {state.name: state for state in declared}
+    return {state.name: state for state in operator.states}

@@ -35,9 +35,28 @@ def stopped(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Co
     return program
 
 
-def test_the_location_is_only_read(stopped: Continued) -> None:
+class Noting(Operations):
+    """Notes the calls of ``init`` and ``close``."""
+
+    def __init__(self, calls: Path) -> None:
+        self.calls = calls
+
+    def init(self, handle: Any) -> None:
+        self._note("init")
+        super().init(handle)
+
+    def close(self) -> None:
+        self._note("close")
+
+    def _note(self, call: str) -> None:
+        with self.calls.open("a") as file:
+            file.write(f"{call}\n")
+
+
+def test_the_location_is_only_read(stopped: Continued, tmp_path: Path) -> None:
     before = digests(stopped.native)
-    savepoint = stopped.imported()
+    savepoint = stopped.imported(processor=Noting(tmp_path / "calls"))
+    assert (tmp_path / "calls").read_text().split() == ["init", "close"]
     assert digests(stopped.native) == before
     lineage = ckpt.lineage(savepoint.path)
     assert lineage["path"].tolist()[-1].endswith(str(stopped.native))
