@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import chain
 
 from pyspark_ckpt.errors import CkptError, CorruptFileError
 from pyspark_ckpt.spark.jobs import JOB_ERRORS, error_text
@@ -59,20 +60,35 @@ def check_partitions(storage: Storage, where: str, operator_id: int, partitions:
         )
 
 
-def check_operators(path: str, ids: set[int]) -> None:
+def check_operators(path: str, ids: set[int], known: Mapping[str, Collection[int]]) -> None:
     """Check that no operator is missing among the ids, which Spark gives from 0 on.
+
+    Parameters
+    ----------
+    path
+        The location.
+    ids
+        The ids of the operators whose state Spark finds.
+    known
+        Ids that are known from elsewhere, by what has them: the last operators leave no gap.
 
     Raises
     ------
     CorruptFileError
         If one is missing.
     """
-    missing = sorted(set(range(max(ids))) - ids)
-    if missing:
-        raise CorruptFileError(
-            f"{path}: the state of operator {', '.join(map(str, missing))} is missing, Spark finds "
-            f"only that of {', '.join(map(str, sorted(ids)))}: {_ADVICE}"
-        )
+    missing = sorted({*range(max(ids, default=0)), *chain(*known.values())} - ids)
+    if not missing:
+        return
+    names = ", ".join(what for what, each in known.items() if not ids.issuperset(each))
+    raise CorruptFileError(
+        f"{path}: the state of operator {_listed(missing)} is missing, Spark finds only that of "
+        f"{_listed(sorted(ids)) or 'none'}{names and f' (more have {names})'}: {_ADVICE}"
+    )
+
+
+def _listed(ids: Iterable[int]) -> str:
+    return ", ".join(map(str, ids))
 
 
 @contextmanager

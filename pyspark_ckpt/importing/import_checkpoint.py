@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 
 from pyspark.sql import DataFrame, SparkSession
@@ -24,6 +24,7 @@ from pyspark_ckpt.importing.stopped_query import stopped_query
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
 from pyspark_ckpt.operator.state.kinds import Movement, kind_of
 from pyspark_ckpt.settings import read_settings
+from pyspark_ckpt.spark.plan import operators_of
 from pyspark_ckpt.spark.state_reader import quiet_reading
 
 _SAVEPOINTS = "spark.ckpt.execution.checkpointing.savepoint-dir"
@@ -76,6 +77,7 @@ def import_checkpoint(
         which has no timers. A mapper that then returns some is refused.
     query : DataFrame, optional
         The query that will be restored. Required only if it reads one source at several places.
+        If it is given, it is also checked that the location has the state of as many operators.
     discard_uncommitted : bool
         Whether an unfinished epoch of the query of Spark may be left out. Its rows are read again.
     spark : SparkSession, optional
@@ -138,7 +140,7 @@ def import_checkpoint(
     wanted = _wanted(operators, processor, uid, mapper, time_mode)
     with quiet_reading(session):
         stopped = stopped_query(session, str(location), discard_uncommitted=discard_uncommitted)
-        found = spark_operators(session, stopped)
+        found = spark_operators(session, stopped, _known_ids(wanted, query))
         edit = StateEdit(session)
         given = _matched(found, wanted, stopped.path)
         for operator, imported in zip(found, given, strict=True):
@@ -174,6 +176,18 @@ def _wanted(
     if len(set(uids)) < len(uids):
         raise PlanError(f"operators has a uid twice: {', '.join(map(repr, sorted(uids)))}")
     return operators
+
+
+def _known_ids(
+    wanted: Mapping[int, ImportedOperator] | ImportedOperator, query: DataFrame | None
+) -> dict[str, Collection[int]]:
+    """Return the ids of operators that the user's arguments have, by the argument."""
+    known: dict[str, Collection[int]] = {}
+    if not isinstance(wanted, ImportedOperator):
+        known["operators="] = list(wanted)
+    if query is not None:  # the same program, which Spark numbers in the same way
+        known["query="] = range(len(operators_of(query).in_order))
+    return known
 
 
 def _matched(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ from pyspark_ckpt.formats.modes import TimeMode
 from pyspark_ckpt.importing.damage import check_operators, check_partitions, reading
 from pyspark_ckpt.importing.stopped_query import StoppedQuery
 from pyspark_ckpt.operator.state.kinds import StateKind
+from pyspark_ckpt.spark.state_files import STATE
 
 GROUP_STATE = "applyInPandasWithState"
 """Spark's name of an operator with one state per key and a timeout."""
@@ -138,8 +140,19 @@ class SparkStatefulOperator:
         return struct_of(rows.schema["key"])
 
 
-def spark_operators(spark: SparkSession, query: StoppedQuery) -> list[SparkStatefulOperator]:
+def spark_operators(
+    spark: SparkSession, query: StoppedQuery, known: Mapping[str, Collection[int]]
+) -> list[SparkStatefulOperator]:
     """Return the stateful operators of a stopped query in the order of their ids.
+
+    Parameters
+    ----------
+    spark
+        The session that reads.
+    query
+        The query.
+    known
+        The ids that the user knows of, by what has them.
 
     Raises
     ------
@@ -153,7 +166,11 @@ def spark_operators(spark: SparkSession, query: StoppedQuery) -> list[SparkState
     with reading(query.path, "which state it has"):
         rows = spark.read.format("state-metadata").load(query.path).collect()
     found: dict[int, Any] = {int(row["operatorId"]): row for row in rows}
-    if not found:
+    stored = {
+        f"the directory {query.log.storage.url_of(STATE)}": query.log.operator_ids(),
+        f"the commit of epoch {query.epoch}": query.log.committed_operator_ids(query.epoch),
+    }
+    if not found and not any(stored.values()):
         raise RestoreError(
             f"{query.path}: the query has no stateful operator, so there is nothing to import"
         )
@@ -164,7 +181,7 @@ def spark_operators(spark: SparkSession, query: StoppedQuery) -> list[SparkState
             "of transformWithState, transformWithStateInPandas and applyInPandasWithState can: "
             "keep the others in a query of Spark of their own"
         )
-    check_operators(query.path, set(found))
+    check_operators(query.path, set(found), {**stored, **known})
     for row in rows:  # one for each state store
         operator_id = int(row["operatorId"])
         where = f"{query.path}, operator {operator_id} ({row['operatorName']})"

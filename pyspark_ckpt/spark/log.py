@@ -185,9 +185,19 @@ class SparkLog:
 
     def watermark_ms(self, epoch: int) -> int:
         """Return the watermark that follows a committed epoch."""
+        return int(self._commit(epoch).get("nextBatchWatermarkMs", 0))
+
+    def committed_operator_ids(self, epoch: int) -> list[int]:
+        """Return the ids of the stateful operators that a commit names.
+
+        Only with the state store's checkpoint format 2 it names any.
+        """
+        named = self._commit(epoch).get("stateUniqueIds")
+        return sorted(_numbers(list(named))) if isinstance(named, dict) else []
+
+    def _commit(self, epoch: int) -> dict[str, Any]:
         path = f"commits/{epoch}"
-        fields = self._json(path, self._entry(path, epoch).split("\n")[1])
-        return int(fields.get("nextBatchWatermarkMs", 0))
+        return self._json(path, self._entry(path, epoch).split("\n")[1])
 
     def source_log_files(self, offsets: OffsetsEntry, sources: Sources) -> list[SourceLogFile]:
         """Return the files that sources need to continue from `offsets`, and no later files.

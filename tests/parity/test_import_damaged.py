@@ -114,7 +114,33 @@ def test_spark_s_description_of_the_state(damaged: Continued, content: bytes | N
 
 def test_a_missing_operator() -> None:
     """With a real one in ``test_import_several.py``."""
-    check_operators("location", {0, 1, 2})
+    check_operators("location", {0, 1, 2}, {"operators=": [0, 1]})
     found = r"location: the state of operator 0, 2 is missing, Spark finds only that of 1, 3: "
     with pytest.raises(ckpt.CorruptFileError, match=found):
-        check_operators("location", {3, 1})
+        check_operators("location", {3, 1}, {"operators=": [1]})
+
+
+def test_a_missing_last_operator(damaged: Continued) -> None:
+    """It leaves no gap in the ids: what else knows of it is asked."""
+    only = r"the state of operator 1 is missing, Spark finds only that of 0 \(more have "
+    processors = [ckpt.ImportedOperator(Operations(), uid) for uid in ("op", "lost")]
+    with pytest.raises(ckpt.CorruptFileError, match=only + r"operators=\)"):
+        damaged.imported(processor=None, uid=None, operators=dict(enumerate(processors)))
+
+    keyed = ckpt.key_by(damaged.plan(), "k")
+    query = damaged.made(keyed, uid="other")
+    with pytest.raises(ckpt.CorruptFileError, match=only + r"query=\)"):
+        damaged.imported(query=query)
+    commit = max((Path(str(damaged.native)) / "commits").glob("[0-9]*"))
+    commit.with_name(f".{commit.name}.crc").unlink()
+    ids = '{"nextBatchWatermarkMs":0,"stateUniqueIds":{"0":[["a"]],"1":[["b"]]}}'
+    commit.write_text(f"v2\n{ids}")  # as with the state store's checkpoint format 2
+    assert "(more have the commit of epoch 0)" in refused(damaged)
+
+
+@pytest.mark.parametrize("lost", ["_metadata", "_metadata/v2"])
+def test_spark_s_description_of_the_last_operator(damaged: Continued, lost: str) -> None:
+    """Spark's reader then finds no operator at all."""
+    shutil.copytree(state_of(damaged), state_of(damaged).with_name("1"))
+    shutil.rmtree(state_of(damaged).with_name("1") / lost)
+    assert "is missing, Spark finds only that of" in refused(damaged)

@@ -156,6 +156,15 @@ def test_commits_have_the_next_watermark(log: SparkLog, put_file: PutFile, versi
     assert log.watermark_ms(4) == 0
 
 
+def test_commits_name_operators_if_versions_of_state_have_ids(
+    log: SparkLog, put_file: PutFile
+) -> None:
+    put_file("commits/3", b'v2\n{"stateUniqueIds":{"1":[["a"],["b"]],"0":[["c"],["d"]]}}')
+    put_file("commits/4", b'v2\n{"nextBatchWatermarkMs":1}')
+    assert log.committed_operator_ids(3) == [0, 1]
+    assert log.committed_operator_ids(4) == []
+
+
 @pytest.mark.parametrize("content", [b"", b"v1", b"v1\n", b'v1\n{"next', b"v1\n[]", b"v1\n\xff"])
 def test_damaged_commits_are_corrupt(log: SparkLog, put_file: PutFile, content: bytes) -> None:
     path = put_file("commits/3", content)
