@@ -80,7 +80,6 @@ class OperatorEdit:
     """
 
     where: str
-    operator_id: int
     operator: OperatorDescriptor
     states: list[StateDescriptor]
     stored: OperatorMetadata | None = None
@@ -260,12 +259,12 @@ class OperatorEdit:
         if self.timers is not None:
             self.timers = self._without(self.timers, erased)
 
-    def metadata(self, handles: tuple[Handle, ...]) -> OperatorMetadata:
+    def metadata(self, operator_id: int, handles: tuple[Handle, ...]) -> OperatorMetadata:
         """Return the operator as the savepoint describes it."""
         operator, stored = self.operator, self.stored
         states = [state for state in self.states if state.kind != FREE]
         return OperatorMetadata(
-            operator_id=self.operator_id,
+            operator_id=operator_id,
             uid=operator.uid,
             parallelism=operator.parallelism,
             max_parallelism=operator.max_parallelism,

@@ -36,7 +36,6 @@ def stored_operator(source: RestoreSource, stored: OperatorMetadata) -> Operator
     )
     return OperatorEdit(
         where=f"{source.path}, operator {stored.uid!r}",
-        operator_id=stored.operator_id,
         operator=descriptor,
         states=list(unified.states),
         stored=stored,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -39,6 +38,8 @@ class Saving:
         The savepoint without its operators.
     operators
         The operators, changed or not.
+    ids
+        The id of each operator, by uid.
     source
         What the files of `contents` and of stored operators lie in; ``None`` without a source.
     logs
@@ -51,6 +52,7 @@ class Saving:
     spark: SparkSession
     contents: EpochContents
     operators: tuple[OperatorEdit, ...]
+    ids: Mapping[str, int]
     source: Storage | None
     logs: list[tuple[SourceLog, bytes]]
     failed_read: Callable[[str, Exception], CkptError | None] = lambda uid, error: None  # noqa: ARG005
@@ -82,25 +84,9 @@ class Saving:
         copied = self._copied(new, what, jobs)
         written = self._rewritten(new, what, jobs)
         by_uid = {each.uid: each for each in (*copied, *written)}
-        operators = self._numbered(by_uid[each.operator.uid] for each in self.operators)
+        operators = tuple(by_uid[each.operator.uid] for each in self.operators)
         check(operators)
         return operators
-
-    def _numbered(self, operators: Iterable[OperatorMetadata]) -> tuple[OperatorMetadata, ...]:
-        """Give each operator an id of its own; a restore finds them by their uids.
-
-        Those of a query that was given have its ids, and those of the source have ids of the query
-        that it is of. Spark's own operators keep theirs, which their files are named by.
-        """
-        given = tuple(operators)
-        taken = {each.operator_id for each in self.contents.spark_operators}
-        free = itertools.count(max([*taken, *(each.operator_id for each in given)], default=-1) + 1)
-        numbered = []
-        for each in given:
-            own = next(free) if each.operator_id in taken else each.operator_id
-            taken.add(own)
-            numbered.append(msgspec.structs.replace(each, operator_id=own))
-        return tuple(numbered)
 
     def _copied(self, new: NewSavepoint, what: str, jobs: SparkJobs) -> Iterable[OperatorMetadata]:
         """Copy the operators that do not change."""
@@ -118,7 +104,9 @@ class Saving:
         handles = iter(job(copies) if copies else ())
         for operator in stored:
             found = tuple(next(handles) for _ in operator.handles)
-            yield msgspec.structs.replace(operator, handles=found)
+            yield msgspec.structs.replace(
+                operator, operator_id=self.ids[operator.uid], handles=found
+            )
 
     def _rewritten(
         self, new: NewSavepoint, what: str, jobs: SparkJobs
@@ -142,4 +130,4 @@ class Saving:
                         f"{error_text(exc)}"
                     ) from exc
                 progress.advance(each.operator.parallelism)
-                yield each.metadata(tuple(handles))
+                yield each.metadata(self.ids[each.operator.uid], tuple(handles))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
+import msgspec
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
@@ -17,16 +19,31 @@ from pyspark_ckpt.editing.operators import declared_operator, stored_operator
 from pyspark_ckpt.editing.position import Position, position_of
 from pyspark_ckpt.editing.saving import Saving
 from pyspark_ckpt.errors import CkptError, PlanError
-from pyspark_ckpt.formats.metadata import EpochContents, OperatorMetadata, Origin, SourceLog
-from pyspark_ckpt.history.records import Savepoint
-from pyspark_ckpt.operator.descriptor import (
-    OperatorDescriptor,
+from pyspark_ckpt.formats.metadata import (
+    EpochContents,
+    OperatorMetadata,
+    Origin,
+    SourceLog,
+    metadata_of,
 )
+from pyspark_ckpt.formats.metadata_file import encode_metadata
+from pyspark_ckpt.formats.modes import CheckpointKind
+from pyspark_ckpt.history.records import Savepoint
+from pyspark_ckpt.operator.descriptor import OperatorDescriptor
+from pyspark_ckpt.restore.offsets import plan_sources
 from pyspark_ckpt.restore.operators import OperatorTerms, plan_operators
 from pyspark_ckpt.restore.source import RestoreSource
+from pyspark_ckpt.restore.spark_operators import plan_spark_operators
 from pyspark_ckpt.snapshot.pin import ReaderPin
+from pyspark_ckpt.spark.operators import StatefulOperators
 from pyspark_ckpt.spark.paths import qualified_path, usable_directory
-from pyspark_ckpt.spark.plan import given_names, operators_of, source_ids
+from pyspark_ckpt.spark.plan import (
+    given_names,
+    names_sources,
+    operators_of,
+    source_ids,
+    source_names,
+)
 
 
 class StateEdit(OperatorEdits):
@@ -71,8 +88,8 @@ class StateEdit(OperatorEdits):
             for stored in source.metadata.operators:
                 self._operators[stored.uid] = stored_operator(source, stored)
         if self._wanted is not None:
-            for operator_id, operator in self._wanted.ours.items():
-                self._declare(operator_id, operator)
+            for operator in self._wanted.descriptors:
+                self._declare(operator)
 
     def add_operator(
         self,
@@ -130,8 +147,7 @@ class StateEdit(OperatorEdits):
             max_parallelism,
             has_watermark,
         )
-        ids = [each.operator_id for each in self._operators.values()]
-        self._declare(max(ids, default=-1) + 1, descriptor)
+        self._declare(descriptor)
         return self
 
     def position(
@@ -215,15 +231,18 @@ class StateEdit(OperatorEdits):
         if not self._operators:
             raise PlanError("the savepoint would have no operator: add one with add_operator")
         contents, logs = self._contents()
+        target = usable_directory(self._spark, str(directory))
+        self._check_sources_and_spark_operators(contents, target)
+        contents, ids = self._ids(contents)
         saving = Saving(
             self._spark,
             contents,
             tuple(self._operators.values()),
+            ids,
             None if self._source is None else self._source.storage,
             logs,
             self._failed_read,
         )
-        target = usable_directory(self._spark, str(directory))
         if self._source is None:
             return saving.save(target, self._check)
         with closing(ReaderPin(self._source)), self._source.reading():
@@ -243,6 +262,61 @@ class StateEdit(OperatorEdits):
         assert self._position is not None
         return first_contents(self._position, self._spark.version, self._parent)
 
+    def _check_sources_and_spark_operators(self, contents: EpochContents, target: str) -> None:
+        """Check that the query that was given could be restored from all but its operators.
+
+        Nothing is written yet. What is edited has the same sources and operators of Spark.
+        """
+        if self._wanted is None or self._query is None:
+            return
+        source = self._source
+        if source is None:
+            first = metadata_of(
+                contents,
+                CheckpointKind.SAVEPOINT,
+                checkpoint_id=None,
+                triggered_at_ms=0,
+                completed_at_ms=0,
+            )
+            source = RestoreSource.of_metadata(target, encode_metadata(first))
+        planned = plan_spark_operators(source, self._wanted, allow_non_restored_state=False)
+        names = given_names(self._query) if names_sources(self._spark) else ()
+        sources = plan_sources(source, source_ids(self._query), source_names(self._query), names)
+        for part in (*planned.operators, sources):
+            if part.errors:
+                raise part.errors[0]
+
+    def _ids(self, contents: EpochContents) -> tuple[EpochContents, dict[str, int]]:
+        """Return the ids of the operators by uid, and the contents with those of Spark's own.
+
+        They are the ids of the query that was given. Without one, stored operators keep theirs. A
+        restore finds operators by their uids, and Spark's own by their names and order.
+        """
+        wanted = StatefulOperators.of(()) if self._wanted is None else self._wanted
+        spark_operators = tuple(sorted(contents.spark_operators, key=lambda each: each.operator_id))
+        if self._wanted is not None:  # it was checked that it has the same
+            left = {
+                each.name: [n for n, op in wanted.spark_operators.items() if op.name == each.name]
+                for each in spark_operators
+            }
+            spark_operators = tuple(
+                msgspec.structs.replace(each, operator_id=left[each.name].pop(0))
+                for each in spark_operators
+            )
+        ids = {operator.uid: number for number, operator in wanted.ours.items()}
+        taken = {*ids.values(), *(each.operator_id for each in spark_operators)}
+        for uid, operator in self._operators.items():  # the stored ones first
+            if uid in ids:
+                continue
+            own = None if operator.stored is None else operator.stored.operator_id
+            if own is None or own in taken:
+                own = next(number for number in itertools.count() if number not in taken)
+            ids[uid] = own
+            taken.add(own)
+        if spark_operators:
+            contents = msgspec.structs.replace(contents, stored_spark_operators=spark_operators)
+        return contents, ids
+
     def _check(self, operators: tuple[OperatorMetadata, ...]) -> None:
         """Check that the query that was given could be restored from the operators."""
         if self._wanted is None:
@@ -252,13 +326,12 @@ class StateEdit(OperatorEdits):
             if planned.errors:
                 raise planned.errors[0]
 
-    def _declare(self, operator_id: int, operator: OperatorDescriptor) -> None:
+    def _declare(self, operator: OperatorDescriptor) -> None:
         """Add an operator of the query, or the states that a stored operator does not have yet."""
         found = self._operators.get(operator.uid)
         if found is None:
             self._operators[operator.uid] = OperatorEdit(
                 where=f"operator {operator.uid!r}",
-                operator_id=operator_id,
                 operator=operator,
                 states=list(operator.states),
             )
@@ -286,8 +359,9 @@ def edit_state(
         A ``savepoint-...`` or ``chk-...`` directory; by default the savepoint starts empty.
     query : DataFrame, optional
         The query as a DataFrame. Its operators are those of the savepoint, or are added to those of
-        `source`. Before the savepoint is complete, it is checked that the query can be restored
-        from it.
+        `source`, whose ids become those of the query. Before the savepoint is complete, it is
+        checked that the query can be restored from it: its operators, also Spark's own, and its
+        sources.
     spark : SparkSession, optional
         The session whose executors do the work; by default that of `query`, or the active one.
 

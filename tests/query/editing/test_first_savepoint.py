@@ -15,6 +15,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 import pyspark_ckpt as ckpt
+from pyspark_ckpt.formats.metadata_file import read_metadata
+from pyspark_ckpt.storage.open import LocalStorage
 from tests.query.harness import BACKEND, BACKENDS, Feed, Job, await_rows, files_below
 from tests.query.model import OUTPUT, Count, Event, Reveal, events_of, expected_after
 
@@ -128,11 +130,6 @@ def test_each_operator_has_an_id_of_its_own(spark: SparkSession, tmp_path: Path)
     events = spark.readStream.schema("k string, v int").parquet(str(tmp_path))
     rows = spark.createDataFrame([("a", 1, 1)], "k string, n long, total long")
 
-    def counted(stream: DataFrame, uid: str) -> DataFrame:
-        return ckpt.key_by(stream, "k").transformWithState(
-            Reveal(), OUTPUT, "Append", "None", uid=uid
-        )
-
     first = ckpt.edit_state(query=counted(events, "first")).put("first", "count", rows)
     one = first.save(str(tmp_path / "savepoints")).path
     both = counted(counted(events, "first").select("k", F.lit(1).alias("v")), "new")
@@ -144,27 +141,86 @@ def test_each_operator_has_an_id_of_its_own(spark: SparkSession, tmp_path: Path)
     ]
 
 
-@pytest.mark.further
-def test_an_operator_that_is_added_beside_one_of_spark_has_an_id_of_its_own(
-    spark: SparkSession, tmp_path: Path
-) -> None:
-    feed = Feed(tmp_path / "in")
-    feed.add(events_of(0))
-    plan = ckpt.key_by(feed.stream(spark).dropDuplicates(["k"]), "k").transformWithState(
-        Reveal(), OUTPUT, "Append", "None", uid="old"
-    )
-    writer = ckpt.write_stream(plan).option("checkpointLocation", str(tmp_path / "location"))
-    query = writer.format("noop").start()
+@pytest.fixture(scope="module")
+def beside_spark(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tuple[Feed, str]:
+    """The input and a savepoint of a query that has one of Spark's own operators, too."""
+    base = tmp_path_factory.mktemp("beside")
+    feed = Feed(base / "in").add(events_of(0))
+    writer = ckpt.write_stream(counted(deduplicated(feed.stream(spark)), "old"))
+    query = writer.format("noop").option("checkpointLocation", str(base / "location")).start()
     try:
         query.processAllAvailable()
-        saved = query.triggerSavepoint(str(tmp_path / "savepoints")).path
+        return feed, query.triggerSavepoint(str(base / "savepoints")).path
     finally:
         query.stop()
+
+
+def deduplicated(stream: DataFrame) -> DataFrame:
+    return stream.dropDuplicates(["k"])
+
+
+def counted(stream: DataFrame, uid: str) -> DataFrame:
+    return ckpt.key_by(stream, "k").transformWithState(Reveal(), OUTPUT, "Append", "None", uid=uid)
+
+
+@pytest.mark.further
+def test_an_operator_that_is_added_beside_one_of_spark_has_an_id_of_its_own(
+    spark: SparkSession, beside_spark: tuple[Feed, str], tmp_path: Path
+) -> None:
     rows = spark.createDataFrame([("a", 1, 1)], "k string, n long, total long")
-    edit = ckpt.edit_state(saved).add_operator("new", Reveal(), "k string")
+    edit = ckpt.edit_state(beside_spark[1]).add_operator("new", Reveal(), "k string")
     path = edit.put("new", "count", rows).save(str(tmp_path / "savepoints")).path
     with ckpt.open_state(path) as found:
         assert found.state("new", "count").to_pandas()["n"].tolist() == [1]
+
+
+def test_operators_have_the_ids_of_the_query(
+    spark: SparkSession, beside_spark: tuple[Feed, str], tmp_path: Path
+) -> None:
+    """A query of more operators numbers those that are stored otherwise, and continues them."""
+    feed, saved = beside_spark
+    again = counted(deduplicated(feed.stream(spark)), "old").select("k", F.lit(1).alias("v"))
+    both = counted(again, "new")
+    rows = spark.createDataFrame([("k0", 7, 70)], "k string, n long, total long")
+    edit = ckpt.edit_state(saved, query=both).put("new", "count", rows)
+    edited = edit.save(str(tmp_path / "savepoints")).path
+
+    metadata = read_metadata(LocalStorage(Path(edited)))
+    ids = {each.uid: each.operator_id for each in metadata.operators}
+    (native,) = metadata.spark_operators
+    assert (ids, native.operator_id) == ({"new": 0, "old": 1}, 2)
+
+    feed.add([("k0", 1), ("fresh", 2)])  # only a key that was never seen passes dropDuplicates
+    location = str(tmp_path / "location")
+    writer = ckpt.write_stream(both).option("checkpointLocation", location).restoreFrom(edited)
+    query = writer.format("noop").start()
+    try:
+        query.processAllAvailable()
+        assert query.state("new", "count").get("k0").value["n"] == 7
+        assert query.state("new", "count").get("fresh").value["n"] == 1
+        keys = {k for k, _ in events_of(0)} | {"fresh"}
+        assert {*query.state("old", "count").to_pandas()["k"]} == keys
+    finally:
+        query.stop()
+
+
+def test_another_query_than_the_stored_one_is_refused(
+    spark: SparkSession, beside_spark: tuple[Feed, str], tmp_path: Path
+) -> None:
+    """Its sources and Spark's own operators are checked before anything is written."""
+    feed, saved = beside_spark
+    stream = feed.stream(spark)
+    rate = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).load()
+    other = deduplicated(rate.selectExpr("'k' k", "cast(value as int) v"))
+    for plan, source, says in (
+        (counted(stream, "old"), saved, "operators dedupe"),
+        (counted(deduplicated(stream.union(feed.stream(spark))), "old"), saved, "of 1 sources"),
+        (counted(other, "old"), saved, "its offset is of"),
+        (counted(deduplicated(stream), "first"), None, "operators dedupe"),
+    ):
+        with pytest.raises(ckpt.RestoreError, match=says):
+            ckpt.edit_state(source, query=plan).save(str(tmp_path / "savepoints"))
+    assert not files_below(tmp_path / "savepoints")
 
 
 def test_two_rows_of_one_key_are_refused(spark: SparkSession, tmp_path: Path) -> None:
