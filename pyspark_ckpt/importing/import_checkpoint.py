@@ -99,7 +99,9 @@ def import_checkpoint(
     CheckpointNotFoundError
         If no epoch of a query was committed at `location`.
     RestoreError
-        If the query runs, was stopped in the middle of an epoch, or is one of this library.
+        If the query runs in this application (over Spark Connect: in a session that this process
+        has in use), was stopped in the middle of an epoch, or is one of this library. Nobody can
+        see that another application or client runs it.
     CorruptFileError
         If state of the query is missing or damaged. Nothing remains of the savepoint.
     CheckpointAbortedError
