@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pyspark.sql import DataFrame, SparkSession
 
-from pyspark_ckpt.editing.given_keys import GivenKeys
+from pyspark_ckpt.editing.given.keys import GivenKeys
 from pyspark_ckpt.editing.key_search import KeyBytes, KeySearch
 from pyspark_ckpt.editing.operator_job import OperatorJob
 from pyspark_ckpt.editing.operators import stored_operator

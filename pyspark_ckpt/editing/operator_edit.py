@@ -14,7 +14,7 @@ from pyspark_ckpt.clock import now_ms
 from pyspark_ckpt.editing.entries.encoding import (
     Place,
 )
-from pyspark_ckpt.editing.given_columns import in_spark, quoted, selected
+from pyspark_ckpt.editing.given.columns import in_spark, quoted, selected
 from pyspark_ckpt.editing.stored_times import Times, as_written, shown_times, stored_times
 from pyspark_ckpt.editing.table_columns import (
     TableColumns,

@@ -32,7 +32,7 @@ from pyspark_ckpt.editing.entries.encoding import (
 )
 from pyspark_ckpt.editing.entries.stored_entries import KeptEntries, ReadEntries
 from pyspark_ckpt.editing.entries.writing import HANDLES_SCHEMA, WriteEntries
-from pyspark_ckpt.editing.given_columns import in_python, quoted
+from pyspark_ckpt.editing.given.columns import in_python, quoted
 from pyspark_ckpt.editing.operator_edit import OperatorEdit
 from pyspark_ckpt.editing.stored_times import Times
 from pyspark_ckpt.editing.table_columns import TableColumns, timer_columns

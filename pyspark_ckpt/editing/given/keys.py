@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pyspark.sql import DataFrame
 from pyspark.sql import types as T
 
-from pyspark_ckpt.editing.given_columns import in_python
+from pyspark_ckpt.editing.given.columns import in_python
 from pyspark_ckpt.errors import PlanError
 from pyspark_ckpt.operator.table.catalog import struct_type
 from pyspark_ckpt.restore.source import RestoreSource

@@ -10,7 +10,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from pyspark_ckpt.editing.lost_values import loss, other_kind
+from pyspark_ckpt.editing.given.lost_values import loss, other_kind
 from pyspark_ckpt.editing.table_columns import TableColumns
 from pyspark_ckpt.errors import PlanError
 from pyspark_ckpt.operator.schema.evolution import PRESENT_MARK, is_mark

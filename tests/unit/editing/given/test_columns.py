@@ -9,7 +9,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Row, SparkSession
 from pyspark.sql import types as T
 
-from pyspark_ckpt.editing.given_columns import selected
+from pyspark_ckpt.editing.given.columns import selected
 from pyspark_ckpt.editing.table_columns import TableColumns
 from pyspark_ckpt.errors import PlanError
 from tests.query.session_conf import session_conf

@@ -1,0 +1,1 @@
+"""What a user gives to an edit: columns and keys, checked before they are cast."""
