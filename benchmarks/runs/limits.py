@@ -63,6 +63,10 @@ def _one_by_one(frames: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
         yield pd.DataFrame({"key": frame["key"], "n": 1, "total": frame["value"]})
 
 
+def _with_map_in_jvm(df: DataFrame) -> DataFrame:
+    return df.select("key", F.lit(1).cast("long").alias("n"), F.col("value").alias("total"))
+
+
 def sampled_rows(files: Sequence[Path]) -> pd.DataFrame:
     """Compute with pandas what a query without an operator, or with an idle one, passes on."""
     rows = read_files(files)
@@ -71,7 +75,7 @@ def sampled_rows(files: Sequence[Path]) -> pd.DataFrame:
 
 
 def all_rows(files: Sequence[Path]) -> pd.DataFrame:
-    """Compute with pandas what the query with a function only emits."""
+    """Compute with pandas what the queries that map all rows emit."""
     rows = read_files(files)
     return pd.DataFrame({"key": rows["key"], "n": 1, "total": rows["value"]})
 
@@ -80,4 +84,5 @@ NONE = Contender("no operator at all", Kind.LIMIT, _without_operator, expected=s
 IDLE = Contender(
     "an operator that does nothing", Kind.LIMIT, _with_idle_operator, expected=sampled_rows
 )
+JVM_MAP = Contender("map in the JVM, no state", Kind.LIMIT, _with_map_in_jvm, expected=all_rows)
 MAP_ONLY = Contender("map only, no state", Kind.LIMIT, _with_function_only, expected=all_rows)

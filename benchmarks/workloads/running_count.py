@@ -22,7 +22,7 @@ from benchmarks.runs.case import (
     Workload,
 )
 from benchmarks.runs.input_files import write_files
-from benchmarks.runs.limits import IDLE, MAP_ONLY, NONE
+from benchmarks.runs.limits import IDLE, JVM_MAP, MAP_ONLY, NONE
 from benchmarks.runs.not_durable import NO_CHECKPOINTS, NotDurableSubtask
 from benchmarks.runs.spark_operators import (
     ARROW,
@@ -180,6 +180,7 @@ def each_row(scale: float, *, with_programs: bool = False) -> Workload:
         row_per_key,
         pysparks(ROWS, counting.RowsCountEachRow, "key", counting.OUTPUT),
         MAP_ONLY,
+        JVM_MAP,
     ]
     case = _case(100_000, 1_000_000, scale, contenders, Epochs(5, 2), Epochs(1, 1), Sink.BATCHES)
     return Workload(
@@ -188,7 +189,7 @@ def each_row(scale: float, *, with_programs: bool = False) -> Workload:
         "W1 with a row out for each row in",
         "Each row leaves with its key's count. Beside it the processor of W1, with a row per key.",
         [replace(case, expected=counting.counts_of_each_row)],
-        references=[ROWS, MAP_ONLY.name],
+        references=[ROWS, MAP_ONLY.name, JVM_MAP.name],
         targets=[
             Target(
                 f"ms per epoch, {name} / {_ROW_PER_KEY}",
