@@ -8,6 +8,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.machine.cpu import CpuUse
+from benchmarks.machine.samples import CpuSeconds
 from benchmarks.runs.case import Figure
 
 
@@ -28,6 +29,11 @@ class Epoch:
         """Trigger to commit."""
         return self.durations_ms["triggerExecution"]
 
+    @property
+    def ended_at(self) -> float:
+        """The commit."""
+        return self.started_at + self.ms / 1000
+
 
 @dataclass(frozen=True, slots=True)
 class Run:
@@ -39,8 +45,10 @@ class Run:
         From the start of the first counted epoch to the commit of the last, gaps included.
     epochs
         The counted ones; none for a program that has none.
-    all_rows, cpu
-        Rows and CPU time of the whole run, start and warm-up included.
+    cpu
+        CPU time of driver, JVM and workers in that time.
+    machine
+        What the machine did in the whole run, start and warm-up included.
     workers_peak_bytes
         Most memory that the Python workers took together.
     checkpoints
@@ -51,9 +59,9 @@ class Run:
 
     rows: int
     seconds: float
-    all_rows: int
     epochs: Sequence[Epoch] = ()
-    cpu: CpuUse | None = None
+    cpu: CpuSeconds | None = None
+    machine: CpuUse | None = None
     workers_peak_bytes: int | None = None
     checkpoints: int | None = None
     more: Mapping[str, float] = field(default_factory=dict)
@@ -61,8 +69,7 @@ class Run:
     @classmethod
     def of_epochs(cls, epochs: Sequence[Epoch], **others: Any) -> Run:
         """Return the run whose counted epochs these are."""
-        last = epochs[-1]
-        seconds = last.started_at + last.ms / 1000 - epochs[0].started_at
+        seconds = epochs[-1].ended_at - epochs[0].started_at
         return cls(seconds=seconds, epochs=epochs, **others)
 
     def figure(self, figure: Figure) -> float | None:
@@ -78,8 +85,13 @@ class Run:
 
     @property
     def cpu_seconds_per_million_rows(self) -> float | None:
-        """CPU time of driver, JVM and workers over the whole run."""
-        return None if self.cpu is None else 1e6 * self.cpu.own_seconds / self.all_rows
+        """CPU time of driver, JVM and workers, without the JVM's compilers."""
+        return None if self.cpu is None else 1e6 * self.cpu.work / self.rows
+
+    @property
+    def compiler_seconds_per_million_rows(self) -> float | None:
+        """CPU time of the JVM's compilers."""
+        return None if self.cpu is None else 1e6 * self.cpu.compilers / self.rows
 
     @property
     def share_in_triggers(self) -> float | None:

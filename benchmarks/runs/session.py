@@ -9,6 +9,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 import pyspark_ckpt as ckpt
+from benchmarks.machine.samples import FIXED_COMPILER_THREADS
 
 MAX_EPOCHS = 1_000
 
@@ -53,6 +54,7 @@ class Sessions:
             .config("spark.ui.enabled", "false")
             .config("spark.ui.showConsoleProgress", "false")
             .config("spark.driver.host", "127.0.0.1")
+            .config("spark.driver.extraJavaOptions", FIXED_COMPILER_THREADS)
             .config("spark.sql.shuffle.partitions", 2)
             .config("spark.sql.session.timeZone", "UTC")
             .config("spark.sql.streaming.numRecentProgressUpdates", MAX_EPOCHS)

@@ -21,7 +21,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 import pyspark_ckpt as ckpt
 from benchmarks.machine.cpu import CpuTimes, CpuUse
-from benchmarks.machine.worker_memory import WorkersMemory
+from benchmarks.machine.samples import Samples
 from benchmarks.runs.case import Case, Contender, FinishedRun, InputFiles, Kind, Sink
 from benchmarks.runs.check import check_rows
 from benchmarks.runs.input_files import link_files
@@ -48,10 +48,10 @@ def run_query(
     all_files = files.of(counts.all)
     source = link_files(all_files, directory / "source")
     clocks = CpuTimes.now()
-    with WorkersMemory() as memory:
+    with Samples() as samples:
         query = start_query(spark, case, contender, source, directory)
         query.awaitTermination()
-    cpu = CpuUse.since(clocks)
+    machine = CpuUse.since(clocks)
     epochs = report_epochs(query)
     name = f"{case.title}: {contender.name}"
     if len(epochs) != len(all_files):
@@ -61,12 +61,13 @@ def run_query(
     more = {}
     if case.measure_more is not None:
         more = dict(case.measure_more(FinishedRun(spark, case, contender, directory, query)))
+    counted = epochs[first : first + counts.counted]
     run = Run.of_epochs(
-        epochs[first : first + counts.counted],
+        counted,
         rows=_rows(all_files[first : first + counts.counted]),
-        all_rows=_rows(all_files),
-        cpu=cpu,
-        workers_peak_bytes=memory.peak_bytes(epochs[first].started_at),
+        machine=machine,
+        cpu=samples.cpu_between(counted[0].started_at, counted[-1].ended_at),
+        workers_peak_bytes=samples.workers_peak_bytes(counted[0].started_at),
         checkpoints=_checkpoints(name, query),
         more=more,
     )

@@ -51,4 +51,4 @@ def run(rows: int, *epochs_ms: int, gap_ms: int = 0) -> Run:
     for number, ms in enumerate(epochs_ms):
         epochs.append(Epoch(number, started_at, {"triggerExecution": ms, "addBatch": ms - 1}))
         started_at += (ms + gap_ms) / 1000
-    return Run.of_epochs(epochs, rows=rows * len(epochs), all_rows=rows * len(epochs))
+    return Run.of_epochs(epochs, rows=rows * len(epochs))
