@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import threading
 from collections.abc import Callable, Iterable
@@ -23,6 +24,7 @@ from pyspark_ckpt.storage.file_reference import FileReference
 from pyspark_ckpt.storage.open import LocalStorage
 
 QUERY = "0123456789"
+_LOG = b"log"
 
 
 SUBTASKS = frozenset(Subtask("count", number) for number in range(4))
@@ -165,9 +167,9 @@ class Query:
             raise self.error
         path = source_log_path(0, "0", f"{epoch:016}{0:048}")
         log = (
-            FileReference(path, 3, "")
+            FileReference(path, len(_LOG), hashlib.sha256(_LOG).hexdigest())
             if self.storage.exists(path)
-            else self.storage.write(path, [b"log"])
+            else self.storage.write(path, [_LOG])
         )
         if self.pipe is not None:
             self.pipe.read_bytes()
