@@ -30,6 +30,7 @@ test-all: $(CLASSES) ## Run them with all variants, programs, notebooks and serv
 hand-over: $(CLASSES) ## Run the suites with rows handed over in pandas frames; about 15 minutes
 	SPARK_CONF_DIR=$(abspath tests/hand_over/pandas_conf) $(BIN)/python -m pytest --numprocesses 3 --dist worksteal \
 		-m "not soak and not reach and not wide" tests/parity tests/query tests/recovery tests/faults $(ARGS)
+	SPARK_CONF_DIR=$(abspath tests/hand_over/pandas_conf) $(BIN)/python -m pytest -m soak tests/cluster/test_speculation.py $(ARGS)
 
 # Each module in a process: what the sessions of one set is still there for those of the next.
 conformance: $(CLASSES) ## Run PySpark's own state tests with this library in its operator's place; up to an hour
