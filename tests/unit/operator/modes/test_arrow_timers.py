@@ -16,7 +16,7 @@ from pyspark_ckpt.operator.rows.output import OutputRows
 from pyspark_ckpt.operator.rows.sides import EpochInput
 from pyspark_ckpt.operator.run import processing
 from pyspark_ckpt.operator.run.processing import EpochProcessing
-from tests.unit.operator.run.test_processing import COLUMNS, OUTPUT, Input, frame_of
+from tests.unit.operator.run.logged_processor import COLUMNS, OUTPUT, Input, frame_of
 from tests.unit.operator.subtask_epochs import NUMBER, SubtaskEpochs
 
 Fired = list[tuple[str | None, list[int], int | None]]

@@ -17,7 +17,7 @@ from pyspark_ckpt.operator.modes.rows import RowsInput
 from pyspark_ckpt.operator.rows.output import OutputRows
 from pyspark_ckpt.operator.rows.sides import EpochInput
 from pyspark_ckpt.operator.run.processing import EpochProcessing
-from tests.unit.operator.run.test_processing import COLUMNS, OUTPUT, frame_of
+from tests.unit.operator.run.logged_processor import COLUMNS, OUTPUT, frame_of
 from tests.unit.operator.subtask_epochs import NUMBER, TEXT, SubtaskEpochs
 
 MODES: dict[str, Any] = {

@@ -1,139 +1,35 @@
-"""An epoch of a subtask: steps, keys and timers in order, and errors with their place."""
+"""An epoch of a subtask: steps, keys and timers in order."""
 
 from __future__ import annotations
 
-import datetime
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pyarrow as pa
 import pytest
 from pyspark.sql import Row
-from pyspark.sql import types as T
-from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
-from pyspark_ckpt.errors import InputRowsError, ProcessorError, StateError, StateValueError
+from pyspark_ckpt.errors import StateError, StateValueError
 from pyspark_ckpt.formats.modes import TimeMode
 from pyspark_ckpt.operator.modes.rows import RowsInput, RowsOutput
-from pyspark_ckpt.operator.rows.input import InputColumns
 from pyspark_ckpt.operator.rows.output import CHUNK_ROWS, OutputRows
 from pyspark_ckpt.operator.rows.parts import InputParts
-from pyspark_ckpt.operator.rows.sides import EpochInput
 from pyspark_ckpt.operator.run import laps, processing
 from pyspark_ckpt.operator.run.laps import Phase
-from pyspark_ckpt.operator.run.processing import EpochProcessing
 from pyspark_ckpt.operator.table.time_to_live import StateTtlConfig
 from pyspark_ckpt.operator.time import EpochClock
-from state_backends import BackendCorruptError
-from tests.unit.operator.rows.test_input import frame
-from tests.unit.operator.subtask_epochs import NUMBER, SubtaskEpochs
-
-UTC = datetime.timezone.utc
-INPUT = T.StructType([
-    T.StructField("k", T.StringType()),
-    T.StructField("n", T.LongType()),
-    T.StructField("at", T.TimestampType(), metadata={"spark.watermarkDelayMs": 0}),
-])  # fmt: skip
-OUTPUT = T.StructType([T.StructField("k", T.StringType()), T.StructField("n", T.LongType())])
-COLUMNS = InputColumns(INPUT, ["k"])
-GROUPS = {"a": 3, "b": 3, "c": 9, "ab": 1, None: 20}
-"""Key groups as Spark might hash them."""
-
-Input = list[tuple[str | None, int]]
-
-
-def frame_of(rows: Input, at_ms: int | None = 0) -> pa.RecordBatch:
-    at = None if at_ms is None else datetime.datetime.fromtimestamp(at_ms / 1000, UTC)
-    return frame(INPUT, [(k, n, at) for k, n in rows], *[GROUPS[k] for k, _ in rows])
-
-
-class Logged(StatefulProcessor):
-    """A processor that notes every call; functions say what it does in them."""
-
-    def __init__(self, **steps: Callable[..., Any]) -> None:
-        self.steps = steps
-        self.log: list[Any] = []
-        self.taken: list[int] = []
-        self.left: list[int] = []
-
-    def step(self, name: str, *arguments: Any) -> Any:
-        return self.steps[name](self, *arguments) if name in self.steps else None
-
-    def init(self, handle: Any) -> None:
-        self.log.append("init")
-        self.handle = handle
-        self.sum = handle.getValueState("sum", NUMBER)
-        self.step("init")
-
-    def restoreState(self, context: Any) -> None:
-        self.log.append("restoreState")
-        self.step("restoreState", context)
-
-    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterable[Row]:
-        rows = list(rows)
-        self.log.append((key, [row.n for row in rows]))
-        self.times = (
-            timerValues.getCurrentProcessingTimeInMs(),
-            timerValues.getCurrentWatermarkInMs(),
-        )
-        (before,) = self.sum.get() or (0,)
-        self.sum.update((before + sum(row.n for row in rows),))
-        output = self.step("handleInputRows", key, rows)
-        return [Row(k=key[0], n=self.sum.get()[0])] if output is None else output
-
-    def handleExpiredTimer(
-        self, key: Any, timerValues: Any, expiredTimerInfo: Any
-    ) -> Iterable[Row]:
-        time_ms = expiredTimerInfo.getExpiryTimeInMs()
-        self.log.append((key, f"timer {time_ms}"))
-        output = self.step("handleExpiredTimer", key, time_ms)
-        return [Row(k=key[0], n=-time_ms)] if output is None else output
-
-    def snapshotState(self, context: Any) -> None:
-        self.log.append(f"snapshotState {context.getEpoch()}")
-        self.step("snapshotState", context)
-
-    def close(self) -> None:
-        self.log.append("close")
-        self.step("close")
-
-
-class Subtask:
-    def __init__(self, epochs: SubtaskEpochs) -> None:
-        self.epochs = epochs
-
-    def run(
-        self,
-        processor: Logged,
-        parts: Iterable[list[pa.RecordBatch]] = (),
-        *,
-        fails: bool = False,
-    ) -> list[tuple[Any, ...]]:
-        """Run an epoch and return the rows that it emitted."""
-        epochs = self.epochs
-        handle = epochs.begin()
-        epochs.leave_key()
-        mode = RowsInput(COLUMNS, OutputRows(OUTPUT, "u"))
-        run = EpochProcessing(
-            processor, epochs.table, handle, epochs.clock, mode, COLUMNS.decode_key,
-            f"operator 'u', subtask 0, epoch {epochs.number}",
-        )  # fmt: skip
-        try:
-            self.frames = list(run.run(lambda: EpochInput(parts), epochs.number))
-            self.laps = run.laps
-        except BaseException:
-            epochs.drop()
-            raise
-        epochs.end()
-        return [tuple(row.values()) for one in self.frames for row in one.to_pylist()]
-
-
-@pytest.fixture
-def subtask(subtask_epochs: SubtaskEpochs) -> Subtask:
-    subtask_epochs.set_time(1000)
-    return Subtask(subtask_epochs)
+from tests.unit.operator.run.logged_processor import (
+    COLUMNS,
+    GROUPS,
+    OUTPUT,
+    Input,
+    Logged,
+    Subtask,
+    frame_of,
+    register,
+)
+from tests.unit.operator.subtask_epochs import NUMBER
 
 
 def test_an_epoch_calls_everything_once_and_in_order(subtask: Subtask) -> None:
@@ -295,14 +191,6 @@ def test_a_row_that_does_not_fit_names_its_key_behind_rows_that_have_left(
         subtask.run(Logged(**steps), [[frame_of(rows)]])
 
 
-def register(*times_ms: int) -> Callable[..., None]:
-    def step(self: Logged, key: Any, rows: list[Row]) -> None:
-        for time_ms in times_ms:
-            self.handle.registerTimer(time_ms + rows[0].n)
-
-    return step
-
-
 @pytest.mark.parametrize("mode", [TimeMode.PROCESSING_TIME, TimeMode.EVENT_TIME])
 @pytest.mark.parametrize("at_once", [1, 2, 100_000])
 def test_timers_fire_after_all_rows_in_the_order_of_time(
@@ -407,83 +295,6 @@ def test_entries_age_by_the_newest_row_of_their_key(subtask: Subtask) -> None:
         1099: {"a", "b", None, timeless}, 1100: {"a", timeless}, 1149: {"a", timeless},
         1150: {timeless},
     }  # fmt: skip
-
-
-def boom(*_: Any) -> None:
-    raise KeyError("no such thing")
-
-
-def lazy_boom(*_: Any) -> Iterator[Row]:
-    yield Row(k="x", n=1)
-    raise KeyError("no such thing")
-
-
-@pytest.mark.parametrize(
-    ("steps", "place"),
-    [
-        ({"init": boom}, "init"),
-        ({"restoreState": boom}, "restoreState"),
-        ({"handleInputRows": boom}, r"handleInputRows, key \('a',\)"),
-        ({"handleInputRows": lambda *_: lazy_boom()}, r"handleInputRows, key \('a',\)"),
-        (
-            {"handleInputRows": register(1), "handleExpiredTimer": boom},
-            r"handleExpiredTimer, key \('a',\)",
-        ),
-        (
-            {"handleInputRows": register(1), "handleExpiredTimer": lambda *_: lazy_boom()},
-            r"handleExpiredTimer, key \('a',\)",
-        ),
-        ({"snapshotState": boom}, "snapshotState"),
-        ({"close": boom}, "close"),
-    ],
-)
-def test_what_the_processor_raises_arrives_with_its_place(
-    subtask: Subtask, steps: dict[str, Callable[..., Any]], place: str
-) -> None:
-    wanted = rf"operator 'u', subtask 0, epoch 0, {place}: Logged raised KeyError: 'no such thing'"
-    with pytest.raises(ProcessorError, match=wanted) as raised:
-        subtask.run(Logged(**steps), [[frame_of([("a", 1)])]])
-    assert isinstance(raised.value.__cause__, KeyError)
-    assert subtask.epochs.entries() == {}
-    assert subtask.run(Logged(), [[frame_of([("a", 1)])]]) == [("a", 1)]
-
-
-@pytest.mark.parametrize(
-    ("step", "error"),
-    [
-        (lambda self, key, rows: self.sum.update(("text",)), StateValueError),
-        (lambda self, key, rows: [(1, 2, 3)], StateValueError),
-        (lambda self, key, rows: self.handle.getValueState("late", NUMBER), ValueError),
-        (lambda self, key, rows: (_ for _ in ()).throw(BackendCorruptError("x")),
-         BackendCorruptError),
-    ],
-)  # fmt: skip
-def test_errors_of_the_library_stay_what_they_are(
-    subtask: Subtask, step: Callable[..., Any], error: type[Exception]
-) -> None:
-    with pytest.raises(error) as raised:
-        subtask.run(Logged(handleInputRows=step), [[frame_of([("a", 1)])]])
-    assert not isinstance(raised.value, ProcessorError)
-
-
-def test_rows_that_cannot_be_read_are_not_blamed_on_the_processor(subtask: Subtask) -> None:
-    cut = frame_of([("a", 1)]).drop_columns(["c1"])
-    with pytest.raises(InputRowsError, match=r"operator 'u', subtask 0, epoch 0: .*the processor"):
-        subtask.run(Logged(), [[cut]])
-    after_a_part = [[frame_of([("a", 1)])], [cut]]
-    with pytest.raises(InputRowsError, match=f"supports pandas {pd.__version__}"):
-        subtask.run(Logged(), after_a_part)
-
-
-def test_a_time_that_python_does_not_have_is_named(subtask: Subtask) -> None:
-    far = frame_of([("a", 1)]).set_column(2, "c2", pa.array([10**18]))
-    processor = Logged()
-    with pytest.raises(
-        InputRowsError, match=r"operator 'u', subtask 0, epoch 0: column 'at' is timestamp and has"
-    ) as error:
-        subtask.run(processor, [[far]])
-    assert "use an ArrowProcessor" in str(error.value)
-    assert "supports pandas" not in str(error.value)
 
 
 @pytest.mark.parametrize("step", ["init", "restoreState", "snapshotState", "close"])
