@@ -17,13 +17,10 @@ from pyspark.sql import functions as F
 from pyspark_ckpt.editing.table_columns import TableColumns
 from pyspark_ckpt.formats.handle import StateDescriptor
 from pyspark_ckpt.formats.modes import TtlTime
-
-MAX_LONG = (1 << 63) - 1
-LAST_MS = MAX_LONG // 1000
-"""The last millisecond that a timestamp of Spark holds."""
+from pyspark_ckpt.snapshot.columns import LAST_TIMESTAMP_MS, MAX_LONG
 
 BEYOND = -1
-"""In place of the time of writing: the entry expires after :data:`LAST_MS`."""
+"""In place of the time of writing: the entry expires after :data:`LAST_TIMESTAMP_MS`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,20 +89,20 @@ def shown_times(rows: DataFrame, columns: TableColumns, state: StateDescriptor |
         return rows
     time = F.col(name)
     if columns.fires_at is not None:
-        found = F.when(time > LAST_MS, _timestamp(MAX_LONG))
-        found = found.when(time < -LAST_MS, _timestamp(-MAX_LONG - 1))
+        found = F.when(time > LAST_TIMESTAMP_MS, _timestamp(MAX_LONG))
+        found = found.when(time < -LAST_TIMESTAMP_MS, _timestamp(-MAX_LONG - 1))
         return rows.withColumn(name, found.otherwise(F.timestamp_millis(time)))
     duration_ms = _duration_ms(state)
-    is_beyond = (time == BEYOND) | (time > LAST_MS - duration_ms)
+    is_beyond = (time == BEYOND) | (time > LAST_TIMESTAMP_MS - duration_ms)
     found = F.when(is_beyond, _timestamp(MAX_LONG))
-    if duration_ms < LAST_MS:
+    if duration_ms < LAST_TIMESTAMP_MS:
         found = found.otherwise(F.timestamp_millis(time + _long(duration_ms)))
     return rows.withColumn(name, found.cast("timestamp"))
 
 
 def written_beyond_ms(duration_ms: int, now_ms: int) -> int:
-    """Return when an entry counts as written that expires beyond :data:`LAST_MS`."""
-    return max(now_ms, LAST_MS - duration_ms + 1)
+    """Return when an entry counts as written that expires beyond :data:`LAST_TIMESTAMP_MS`."""
+    return max(now_ms, LAST_TIMESTAMP_MS - duration_ms + 1)
 
 
 def _duration_ms(state: StateDescriptor | None) -> int:

@@ -57,7 +57,7 @@ def read_rolled_back(location: Storage) -> tuple[RolledBack, ...]:
 def write_rolled_back(
     location: Storage,
     void: tuple[RolledBack, ...],
-    check_still_ours: Callable[[], None] = lambda: None,
+    check_still_ours: Callable[[], None],
 ) -> None:
     """Write the file; durable on return. It may be there already, with the same epochs.
 

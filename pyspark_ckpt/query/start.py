@@ -224,8 +224,8 @@ class QueryStart:
         location.check_not_half_rolled_back()
         location.check_owner()
         location.check_not_emptied()
-        is_drained = self._last_epochs.are_interrupted
-        if is_drained:
+        drain_was_cut = self._last_epochs.are_interrupted
+        if drain_was_cut:
             self._finish_last_step()
         location.check_parallelism(self._spark, self._settings.parallelism)
         report_parallelism(self._spark, location.operators.descriptors[0].parallelism)
@@ -233,7 +233,7 @@ class QueryStart:
         location.claim_directory()
         location.check_not_exchanged()
         location.clear_interrupted_offsets()
-        if is_drained:
+        if drain_was_cut:
             with self._newest_driver(location.make_query_id()) as driver:
                 self._last_epochs.finish_interrupted(driver.check)
         location.note_content()

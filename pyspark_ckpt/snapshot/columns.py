@@ -41,7 +41,9 @@ TIME = pa.timestamp("ms", "UTC")
 _FIRST_MS = int(datetime(1, 1, 2, tzinfo=timezone.utc).timestamp()) * 1000
 _LAST_MS = int(datetime(9999, 12, 31, tzinfo=timezone.utc).timestamp()) * 1000
 MAX_LONG = (1 << 63) - 1
-_LONGEST_MS = MAX_LONG // 1000
+LAST_TIMESTAMP_MS = MAX_LONG // 1000
+"""The last millisecond that a timestamp of Spark holds."""
+
 _ARRAY = b"\xdd"
 """The first byte of a MessagePack array with a length of four bytes."""
 
@@ -83,11 +85,11 @@ def in_microseconds(times: Any, kind: pa.DataType) -> Any:
         The type of microseconds.
     """
     given = times.cast(pa.int64())
-    held = pc.max_element_wise(given, -_LONGEST_MS, skip_nulls=False)
-    held = pc.min_element_wise(held, _LONGEST_MS, skip_nulls=False)
+    held = pc.max_element_wise(given, -LAST_TIMESTAMP_MS, skip_nulls=False)
+    held = pc.min_element_wise(held, LAST_TIMESTAMP_MS, skip_nulls=False)
     micros = pc.multiply(held, 1000)
-    micros = pc.if_else(pc.greater(given, _LONGEST_MS), MAX_LONG, micros)
-    micros = pc.if_else(pc.less(given, -_LONGEST_MS), -MAX_LONG - 1, micros)
+    micros = pc.if_else(pc.greater(given, LAST_TIMESTAMP_MS), MAX_LONG, micros)
+    micros = pc.if_else(pc.less(given, -LAST_TIMESTAMP_MS), -MAX_LONG - 1, micros)
     return micros.cast(kind)
 
 

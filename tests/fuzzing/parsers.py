@@ -381,7 +381,11 @@ def parsers() -> dict[str, Parser]:
         "in progress": Parser(_at("_in_progress", read_in_progress), [encode_in_progress(begun)]),
         "rolled back": Parser(
             _at("_rolled_back.json", read_rolled_back),
-            [_written("_rolled_back.json", lambda each: write_rolled_back(each, void))],
+            [
+                _written(
+                    "_rolled_back.json", lambda each: write_rolled_back(each, void, lambda: None)
+                )
+            ],
         ),
         "rollback marker": Parser(_at("_rollback", begun_exchange), [exchange]),
         "origin": Parser(_at("origin.json", read_origin), origin),

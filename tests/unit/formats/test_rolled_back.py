@@ -43,9 +43,11 @@ def test_the_way_back_and_forth_again() -> None:
 def test_the_file(tmp_path: Path) -> None:
     location = LocalStorage(tmp_path)
     assert read_rolled_back(location) == ()
-    for void in ((A10,), (A10, B12)):
-        write_rolled_back(location, void)
+    checks: list[int] = []
+    for void in ((A10,), (A10,), (A10, B12)):
+        write_rolled_back(location, void, lambda: checks.append(1))
         assert read_rolled_back(location) == void
+    assert len(checks) == 1, "only before other epochs are deleted"
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b'[{"query_id": 1, "after": 2}]', b"\xff"])
