@@ -84,7 +84,7 @@ def is_present(log: SparkLog, metadata: CheckpointMetadata) -> bool:
     sources = Sources(metadata.source_ids, () if names is msgspec.UNSET else names)
     try:
         if not log.is_committed(metadata.epoch):
-            return False
+            return log.is_purged(metadata.epoch)
         entry = log.offsets_entry(metadata.epoch).in_order(sources).text()
         return _input(entry) == _input(metadata.offsets_entry)
     except (CkptError, ValueError):

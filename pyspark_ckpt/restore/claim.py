@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from contextlib import closing
 
-from pyspark_ckpt.errors import CheckpointNotFoundError, CkptError
+from pyspark_ckpt.errors import CheckpointNotFoundError, CkptError, ConfigurationError
 from pyspark_ckpt.formats.layout import METADATA_NAME, checkpoint_id_of
 from pyspark_ckpt.formats.metadata import Origin
 from pyspark_ckpt.history.listener import CheckpointListener
@@ -18,10 +18,28 @@ from pyspark_ckpt.history.records import CompletedCheckpoint
 from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.restore.source import RestoreSource
 from pyspark_ckpt.savepoint.dispose import dispose_savepoint
+from pyspark_ckpt.settings import ClaimMode, Settings
 from pyspark_ckpt.storage.open import open_storage
 from pyspark_ckpt.stores.open import find_store
 
 logger = library_logger(__name__)
+
+
+def check_claim_at_temporary(settings: Settings) -> None:
+    """Refuse to claim a savepoint for a query whose location is deleted when it ends.
+
+    Raises
+    ------
+    ConfigurationError
+        If nothing of the state would be left then.
+    """
+    claims = settings.restore_path is not None and settings.claim_mode is ClaimMode.CLAIM
+    if claims and settings.checkpoints_directory is None:
+        raise ConfigurationError(
+            f"the query would claim {settings.restore_path}, which is deleted after its first "
+            "checkpoint, and its location is temporary, so that nothing of the state would be left "
+            "when it ends: give option('checkpointLocation', path), or claimMode='NO_CLAIM'"
+        )
 
 
 class ClaimedSource(CheckpointListener):

@@ -37,6 +37,12 @@ _CHANGELOGS = "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.ena
 _WHOLE_VERSIONS = {_CHANGELOGS: "false"}
 """Makes RocksDB write a whole version: a changelog needs the version before it."""
 
+_WHOLE_FILES = {
+    "spark.sql.files.ignoreCorruptFiles": "false",
+    "spark.sql.files.ignoreMissingFiles": "false",
+}
+"""Whatever the user's session says: a subtask whose handle was skipped would begin empty."""
+
 
 @dataclass(frozen=True, slots=True)
 class Seed:
@@ -65,7 +71,8 @@ def write_seeds(spark: SparkSession, scratch: Storage, seeds: Sequence[Seed]) ->
         The files of the seeding query, whose epoch 0 wrote the state stores.
     """
     conf = conf_of_start([seed.operator for seed in seeds], ends_by_itself=True)
-    session = own_session(spark, {**conf, **_WHOLE_VERSIONS, SOURCE_EVOLUTION: "false"})
+    whole = {**_WHOLE_VERSIONS, **_WHOLE_FILES, SOURCE_EVOLUTION: "false"}
+    session = own_session(spark, {**conf, **whole})
     branches = []
     for number, seed in enumerate(seeds):
         handles = scratch.child(f"handles/{number}")

@@ -170,6 +170,10 @@ class SparkLog:
         """Return whether an epoch is committed, and neither lost nor deleted by Spark."""
         return all(self.storage.exists(f"{each}/{epoch}") for each in ("offsets", "commits"))
 
+    def is_purged(self, epoch: int) -> bool:
+        """Return whether Spark has deleted an epoch's files: it keeps those of the last epochs."""
+        return epoch < min(_numbers(self.storage.list("offsets")), default=epoch)
+
     def parallelism_before(self, epoch: int) -> int | None:
         """Return the parallelism of the epoch before, ``None`` if its offsets are gone."""
         before = max((n for n in _numbers(self.storage.list("offsets")) if n < epoch), default=None)

@@ -90,8 +90,12 @@ class SubtaskCopy(msgspec.Struct, frozen=True, kw_only=True):
 def _copy_files(handle: Handle, source: Storage, target: Storage) -> None:
     for reference in handle.files():
         # Another attempt, or a subtask that shares the file, may have copied it: names are unique.
-        with suppress(FileExistsError):
+        # If both copy it at once, S3 may answer one of them that they are in conflict.
+        try:
             target.copy_in(source, reference, reference.path)
+        except OSError:
+            if target.size_bytes(reference.path) != reference.size_bytes:
+                raise
         target.verify_size(reference)
 
 

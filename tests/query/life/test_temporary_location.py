@@ -94,6 +94,19 @@ def test_a_savepoint_at_its_end(job: Job) -> None:
     until(lambda: not location.exists(), f"{location} stays")
 
 
+def test_nothing_is_claimed_for_a_query_whose_location_is_deleted(job: Job) -> None:
+    job.feed.add(events_of(0))
+    with job.running() as query:
+        query.processAllAvailable()
+        savepoint = query.triggerSavepoint(str(job.base / "savepoints"))
+    fork = writer(job, "noop", []).trigger(availableNow=True)
+    with pytest.raises(ckpt.ConfigurationError, match="its location is temporary"):
+        fork.restoreFrom(savepoint.path, claimMode="CLAIM").start()
+    query = fork.restoreFrom(savepoint.path).start()
+    query.awaitTermination()
+    assert Path(savepoint.path, "_metadata").exists()
+
+
 @pytest.mark.wide
 def test_it_stays_after_an_error(job: Job) -> None:
     """It stays, as Spark's does, unless Spark's setting says otherwise."""

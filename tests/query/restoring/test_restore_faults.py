@@ -10,14 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 import pyspark_ckpt as ckpt
+from pyspark_ckpt.restore import spark_state
+from pyspark_ckpt.storage.open import Storage
 from tests.faults.disk import Disk
 from tests.golden import comparing, program
 from tests.golden.continuing import expected_of, run
 from tests.golden.program import Sink
-from tests.query.harness import BACKEND, digests, refused
+from tests.query.harness import BACKEND, Job, digests, refused
+from tests.query.model import events_of, expected_after
 from tests.query.session_conf import session_conf
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "0.1.0" / "whole-heap"
@@ -109,3 +113,30 @@ def test_each_single_operation_of_a_restore_fails_in_turn(
                 restores.start(location.parent, restore=False)
         restores.succeed(number, chance.choice([2, 3]))
     assert digests(restores.savepoint) == before
+
+
+def test_handles_that_cannot_be_read_are_no_empty_state(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also in a session in which Spark skips files that it cannot read."""
+    job.feed.add(events_of(0))
+    with job.running() as query:
+        query.processAllAvailable()
+        saved = query.triggerSavepoint(str(job.base / "savepoints")).path
+    real = spark_state._write_handles
+
+    def damaged(directory: Storage, seed: spark_state.Seed) -> None:
+        real(directory, seed)
+        path = Path(directory.url) / "handles.parquet"
+        path.write_bytes(b"no Parquet")
+        path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
+
+    fork = job.but(location="fork", out="fork_out")
+    skips = {f"spark.sql.files.ignore{kind}Files": "true" for kind in ("Corrupt", "Missing")}
+    with monkeypatch.context() as patched, session_conf(job.spark, skips):
+        patched.setattr(spark_state, "_write_handles", damaged)
+        with pytest.raises(StreamingQueryException, match=r"handles\.parquet"):
+            fork.run(saved)
+    job.feed.add(events_of(1))
+    fork.run(saved)
+    assert fork.result() == expected_after(job.feed.rows, 20)

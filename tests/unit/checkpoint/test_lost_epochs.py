@@ -126,3 +126,20 @@ def test_offsets_that_a_power_loss_has_cut_are_of_no_checkpoint(
     runner = epochs.runner()
     assert not runner.covers(2)
     runner.close()
+
+
+def test_an_epoch_whose_files_spark_has_deleted_is_not_lost(
+    epochs: Epochs, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It keeps those of the last hundred epochs, and checkpoints may be rarer."""
+    for _ in range(2):
+        epochs.commit()
+    for epoch in range(3):
+        for path in (f"offsets/{epoch}", f"commits/{epoch}"):
+            (epochs.location / path).unlink()
+    with caplog.at_level(logging.WARNING):
+        runner = epochs.runner()
+    assert not caplog.messages
+    assert runner.covers(2)
+    assert number_of(runner.take(epochs.committed_epoch, periodic=False)) == 2
+    runner.close()
