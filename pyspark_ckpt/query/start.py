@@ -39,7 +39,7 @@ from pyspark_ckpt.query.query import CheckpointedQuery
 from pyspark_ckpt.query.restartable import Restarter
 from pyspark_ckpt.query.stopping.drain import LastEpochs
 from pyspark_ckpt.restarting.turn import turn_of
-from pyspark_ckpt.restore.claim import ClaimedSource
+from pyspark_ckpt.restore.claim import ClaimedSource, check_claim_at_temporary
 from pyspark_ckpt.restore.location.start_location import StartLocation
 from pyspark_ckpt.restore.plan import RestoreMigrations, RestorePlan, RestoreRequest, plan_of
 from pyspark_ckpt.restore.source import RestoreSource
@@ -62,7 +62,7 @@ from pyspark_ckpt.storage.file_reference import FileReference
 from pyspark_ckpt.storage.open import Storage, open_storage
 from pyspark_ckpt.storage.retrying import RetryingStorage
 from pyspark_ckpt.stores.base import CompletedCheckpointStore
-from pyspark_ckpt.stores.open import open_store
+from pyspark_ckpt.stores.open import claim_store
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,22 +255,26 @@ class QueryStart:
     def _fence_others(self, query_id: str) -> None:
         """Let no driver before this one exchange the location's content under Spark's query.
 
-        A start that Spark refuses, because the query runs in this application, fences nobody. Its
-        run takes turns with this start (:meth:`alone`).
+        What one of them has begun shows after the claim: each writes its marker before it looks for
+        a newer driver. A start that Spark refuses, because the query runs in this application,
+        fences nobody. Its run takes turns with this start (:meth:`alone`).
         """
-        has_begun = SparkLog(self._location.storage).begun_epoch() is not None
+        location = self._location
+        has_begun = SparkLog(location.storage).begun_epoch() is not None
         others_may = has_begun and self._continued is None
         if others_may and not is_active(self._spark, query_id):
-            with self._newest_driver(query_id):
-                pass  # the query's coordinator is the next one
-        self._location.check_not_exchanged(query_id)
+            with self._newest_driver(query_id) as driver:
+                location.check_not_exchanged(query_id)
+                if self._last_epochs.are_interrupted:
+                    self._last_epochs.finish_interrupted(driver.check)
+                    location.note_content()
+        location.check_not_exchanged(query_id)
 
     @contextmanager
     def _newest_driver(self, query_id: str) -> Iterator[CompletedCheckpointStore]:
         """Fence the drivers before this one; what it yields checks that none came after it."""
         checkpoints = RetryingStorage(self._location.checkpoints(query_id))
-        with closing(open_store(checkpoints, self._settings, query_id)) as store:
-            store.claim()
+        with closing(claim_store(checkpoints, self._settings, query_id)) as store:
             yield store
 
     def _finish_last_step(self) -> None:
@@ -288,6 +292,8 @@ class QueryStart:
         check_state_can_be_read(self._location.storage.hadoop_url)
         self._location.storage.check_usable()
         settings = self._settings
+        if self.location_is_temporary:
+            check_claim_at_temporary(settings)
         for directory in (settings.checkpoints_directory, settings.savepoints_directory):
             if directory is not None:
                 open_storage(directory).check_usable()
@@ -428,7 +434,7 @@ class QueryStart:
             continues=self._continues,
         )
         if origin is not None and origin.claim_mode is ClaimMode.CLAIM:
-            coordinator.listeners.add(ClaimedSource(origin))
+            coordinator.listeners.add_own(ClaimedSource(origin))
         if self._continued is not None:
             self._continued._hand_on(coordinator)  # noqa: SLF001  # its start
         coordinator.start()

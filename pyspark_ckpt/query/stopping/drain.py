@@ -17,18 +17,23 @@ The driver that drains may still run when another one starts. The newer one fenc
 the drain. Spark lets one of the two commit the epoch. It would begin another epoch for the second,
 with new input, if the first has committed just before. The tasks refuse that, because they know
 the epoch that drains, and the true watermark is written into its offsets, too.
+
+A driver may also be fenced just before it writes the marker, and a newer one may run by then. So a
+file that is created exclusively decides, before anything is done, whether the drain is done: the
+driver that wrote the marker begins it, or another one that finds the marker makes it void.
 """
 
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import msgspec
 
 from pyspark_ckpt.clock import now_ms
-from pyspark_ckpt.errors import CheckpointAbortedError
+from pyspark_ckpt.errors import CheckpointAbortedError, FencedError
 from pyspark_ckpt.formats.handle import PARKED_TIMERS_MS, Handle
 from pyspark_ckpt.formats.layout import DRAIN_MARKER, DRAINED_COMMIT
 from pyspark_ckpt.formats.modes import TimeMode
@@ -43,6 +48,9 @@ logger = library_logger(__name__)
 
 MAX_EPOCHS = 100
 """A limit, because timers that set timers may never end."""
+
+_BEGUN = b"begun\n"
+_VOID = b"void\n"
 
 _LAST_ALONE_MS = ((1 << 63) - 1) // 1000
 _LAST_OF_SEVERAL_MS = NEVER_LATE // 1000 - 1
@@ -62,13 +70,15 @@ class _Draining(msgspec.Struct, frozen=True):
     """The marker: the epoch that drains, its watermark, and the true watermark.
 
     `triggered_at_ms` is the processing time of the epoch, which is the same if it is run again;
-    0 in a marker of version 0.1.0, which chose one for each run.
+    0 in a marker of version 0.1.0, which chose one for each run. `token` is in the name of the file
+    that decides whether the drain is done; markers of version 0.1.0 have none.
     """
 
     epoch: int
     drained_at_ms: int
     watermark_ms: int
     triggered_at_ms: int = 0
+    token: str = ""
 
 
 class _DrainedCommit(msgspec.Struct, frozen=True):
@@ -76,6 +86,10 @@ class _DrainedCommit(msgspec.Struct, frozen=True):
 
     epoch: int
     commit: str
+
+
+def _decision_of(draining: _Draining) -> str:
+    return f"{DRAIN_MARKER}-{draining.token}"
 
 
 class LastEpochs:
@@ -136,9 +150,14 @@ class LastEpochs:
             If it cannot be finished, or a driver began another epoch at its watermark.
         """
         draining = self._interrupted()
-        if draining is not None:
-            logger.warning("%s: finishing an interrupted drain", self._storage.url)
-            self._finish(draining, check_not_fenced)
+        if draining is None:
+            return
+        check_not_fenced()
+        if self._is_void(draining):
+            self._give_up(draining)
+            return
+        logger.warning("%s: finishing an interrupted drain", self._storage.url)
+        self._finish(draining, check_not_fenced)
 
     def finish_last_step(self) -> bool:
         """Finish a drain that was interrupted after its epoch; runs no epoch.
@@ -156,6 +175,9 @@ class LastEpochs:
             If the marker was changed.
         """
         draining = self._interrupted()
+        if draining is not None and self._is_void(draining):
+            self._give_up(draining)
+            return False
         if draining is None or not self._has_run(draining):
             return False
         logger.warning("%s: finishing the last step of a drain", self._storage.url)
@@ -167,6 +189,32 @@ class LastEpochs:
             return None
         holds = "the epoch that drained the query"
         return read_small_file(self._storage, DRAIN_MARKER, _Draining, holds, RESTORE)
+
+    def _is_void(self, draining: _Draining) -> bool:
+        """Return whether its driver was fenced, or ended, before it began the drain.
+
+        Nothing of it was done then, and newer drivers may have run the epoch, with input.
+        """
+        if not draining.token:  # of version 0.1.0
+            return False
+        return self._has_decided(draining, _VOID) or self._decision(draining) == _VOID
+
+    def _give_up(self, draining: _Draining) -> None:
+        logger.warning("%s: a drain had not begun, and does not", self._storage.url)
+        # The marker first: its driver, which may decide anew, looks for it again.
+        self._storage.delete([DRAIN_MARKER])
+        self._storage.delete([_decision_of(draining)])
+
+    def _has_decided(self, draining: _Draining, decision: bytes) -> bool:
+        """Decide whether a drain is done, unless somebody has."""
+        try:
+            self._storage.write(_decision_of(draining), [decision])
+        except FileExistsError:
+            return False
+        return True
+
+    def _decision(self, draining: _Draining) -> bytes:
+        return self._storage.read(_decision_of(draining))
 
     def finish_begun(self, check_not_fenced: CheckNotFenced) -> None:
         """Finish an interrupted epoch, because its output may have reached the sink already.
@@ -239,12 +287,24 @@ class LastEpochs:
 
     def _begin(self, epoch: int, drained_at_ms: int, check_not_fenced: CheckNotFenced) -> None:
         watermark_ms = self._log.watermark_ms(epoch)
-        draining = _Draining(epoch + 1, drained_at_ms, watermark_ms, now_ms())
+        token = secrets.token_hex(6)
+        draining = _Draining(epoch + 1, drained_at_ms, watermark_ms, now_ms(), token)
         self._storage.write(DRAIN_MARKER, [msgspec.json.encode(draining)])
+        try:
+            check_not_fenced()
+        except BaseException:
+            if self._has_decided(draining, _VOID):
+                self._give_up(draining)
+            raise
+        # A newer driver that found the marker, and no decision, has made it void, and removed it.
+        if not self._has_decided(draining, _BEGUN) or self._interrupted() != draining:
+            raise FencedError(
+                f"{self._storage.url}: another driver was started before the drain began. Run a "
+                "query once at a time: let that driver run it, or start it again"
+            )
         self._finish(draining, check_not_fenced)
 
     def _finish(self, draining: _Draining, check_not_fenced: CheckNotFenced) -> None:
-        check_not_fenced()
         if not self._has_run(draining):
             self._put_offsets(draining, draining.drained_at_ms)
             self._run(draining)
@@ -282,6 +342,8 @@ class LastEpochs:
         self._put_offsets(draining, draining.watermark_ms)
         self._log.replace(f"commits/{draining.epoch}", commit)
         self._storage.delete([DRAINED_COMMIT])
+        if draining.token:  # the marker alone is void, so nothing else is done then
+            self._storage.delete([_decision_of(draining)])
         self._storage.delete([DRAIN_MARKER])
 
     def _mend_next_epoch(self, draining: _Draining) -> None:
@@ -296,7 +358,7 @@ class LastEpochs:
             raise CheckpointAbortedError(
                 f"{self._storage.url}: epoch {begun} ran at the watermark of a drain, because "
                 f"two drivers ran the query at once. Rows of it were taken for late: call "
-                f"pyspark_ckpt.rollback with a checkpoint of an epoch before {begun}"
+                f"pyspark_ckpt.rollback with a checkpoint of an epoch before {begun} and force=True"
             )
         self._put(begun, entry, {"batchWatermarkMs": watermark_ms})
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -201,6 +202,35 @@ def test_a_drain_that_two_drivers_finish(job: Job, monkeypatch: pytest.MonkeyPat
         patched.setattr(LastEpochs, "_run_epoch", run)
         job.run()
     assert len(ran) == 1
+    fired = [(k, "timer", 10) for k in KEYS]
+    assert job.result() == in_order([(k, "row", v) for k in KEYS for v in (10, 20)] + fired)
+    assert not list(job.location_path.glob("_drain*"))
+
+
+@pytest.mark.further
+def test_a_drain_that_begins_while_another_driver_starts(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other one has found no drain, and fences the first only now: it finishes the drain."""
+    job = timed(job)
+    job.feed.add([(k, 10, at(0)) for k in KEYS])
+    query = job.start()
+    query.processAllAvailable()
+    real, drained = QueryStart._fill_location, []
+
+    def drains(self: QueryStart) -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(QueryStart, "_start_spark", cut)
+            with pytest.raises(InterruptedError):
+                query.stopWithSavepoint(drain=True)
+        job.feed.add([(k, 20, at(5)) for k in KEYS])
+        drained.append(query)
+        real(self)
+
+    monkeypatch.setattr(QueryStart, "alone", lambda _: nullcontext())  # as in two processes
+    monkeypatch.setattr(QueryStart, "_fill_location", drains)
+    job.run()
+    assert drained
     fired = [(k, "timer", 10) for k in KEYS]
     assert job.result() == in_order([(k, "row", v) for k in KEYS for v in (10, 20)] + fired)
     assert not list(job.location_path.glob("_drain*"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -102,8 +102,7 @@ class Query:
         assert self.log.offsets_entry(epoch).source_offsets == ('{"logOffset":3}',)
         assert self.log.watermark_ms(epoch) == WATERMARK_MS
         assert "stateUniqueIds" in self.log.commits_entry(epoch)
-        assert not self.storage.exists(DRAIN_MARKER)
-        assert not self.storage.exists(DRAINED_COMMIT)
+        assert not list(self.storage.root.glob("_drain*"))
 
 
 @pytest.fixture
@@ -147,7 +146,7 @@ def test_a_timer_beyond_sparks_reach_is_an_error(query: Query, operators: int, t
     assert query.epochs == []
 
 
-STEPS = 11
+STEPS = 13
 """So many times a drain of one epoch changes files: writes, or deletes what is there."""
 
 
@@ -167,7 +166,8 @@ def test_a_start_finds_spark_s_files_wherever_the_drain_was_interrupted(
         query.last_epochs().drain(query.handles, 1, alone)
     ran = len(query.epochs)
     query.storage.steps_left = None
-    assert query.last_epochs().finish_last_step() == (ran == 1)
+    is_over = step == STEPS - 1  # only the marker is left
+    assert query.last_epochs().finish_last_step() == (ran == 1 and not is_over)
     committed = query.log.committed_epoch()
     assert committed is not None
     assert query.log.is_committed(committed)
@@ -207,9 +207,10 @@ def test_the_commit_that_an_older_version_left_is_not_of_this_drain(query: Query
 
 
 def test_a_kept_commit_that_was_changed(query: Query) -> None:
-    query.storage.steps_left = 5
+    query.storage.steps_left = 6
     with pytest.raises(PowerCutError):
         query.last_epochs().drain(query.handles, 1, alone)
+    query.storage.steps_left = None
     (query.storage.root / DRAINED_COMMIT).write_text("{")
     with pytest.raises(CorruptFileError, match=r"_drained: it holds no commit of Spark"):
         query.last_epochs().finish_last_step()
@@ -292,7 +293,7 @@ def test_a_driver_that_is_fenced_leaves_the_drain_to_the_next(query: Query, numb
     with pytest.raises(FencedError):
         query.last_epochs().drain(query.handles, 1, lambda: checks.pop(0)())
     assert len(checks) == CHECKS - number - 1  # it does nothing more
-    assert query.storage.exists(DRAIN_MARKER) == (number > 0)
+    assert query.storage.exists(DRAIN_MARKER) == (number == 2)  # else nothing was begun
     assert len(query.epochs) == max(number - 1, 0)
     assert query.log.watermark_ms(4 + len(query.epochs)) == (7_000 if number == 2 else WATERMARK_MS)
     query.last_epochs().finish_last_step()
@@ -308,9 +309,9 @@ def fenced() -> None:
     raise FencedError(msg)
 
 
-def begin_drain(query: Query) -> None:
-    """Begin a drain, as a driver does that is killed, or slow."""
-    query.storage.steps_left = 1
+def begin_drain(query: Query, steps: int = 2) -> None:
+    """Begin a drain, as a driver does that is killed, or slow, after its marker and decision."""
+    query.storage.steps_left = steps
     with pytest.raises(PowerCutError):
         query.last_epochs().drain(query.handles, 1, alone)
     query.storage.steps_left = None
@@ -361,3 +362,44 @@ def test_an_epoch_at_the_watermark_of_a_drain_is_told(query: Query) -> None:
     with pytest.raises(CheckpointAbortedError, match="before 6"):
         query.last_epochs().finish_last_step()
     assert query.storage.exists(DRAIN_MARKER)
+
+
+@pytest.mark.parametrize("epochs", [0, 1, 3])
+@pytest.mark.parametrize("finishes", [LastEpochs.finish_last_step, LastEpochs.finish_interrupted])
+def test_a_drain_that_was_not_begun_is_void(
+    query: Query, epochs: int, finishes: Callable[..., object]
+) -> None:
+    """Its driver was fenced, or killed, behind the marker; others have run epochs since."""
+    begin_drain(query, steps=1)
+    for epoch in range(5, 5 + epochs):
+        query.put(epoch, WATERMARK_MS, WATERMARK_MS + 1_000)
+    before = {path.name: path.read_text() for path in query.storage.root.rglob("*/[0-9]")}
+    finishes(query.last_epochs(), *([alone] if finishes is LastEpochs.finish_interrupted else []))
+    assert not list(query.storage.root.glob(f"{DRAIN_MARKER}*"))
+    assert query.epochs == []
+    assert {p.name: p.read_text() for p in query.storage.root.rglob("*/[0-9]")} == before
+
+
+@pytest.mark.parametrize("is_removed", [False, True])
+def test_a_slow_driver_does_not_begin_a_drain_that_was_made_void(
+    query: Query, is_removed: bool
+) -> None:
+    """It is paused between its look for newer drivers and its decision."""
+    checks: list[bool] = []
+
+    def paused() -> None:
+        checks.append(True)
+        if len(checks) == 2:
+            if is_removed:
+                query.last_epochs().finish_last_step()
+            else:  # the newer driver is about to remove the marker
+                marker = json.loads(query.storage.read(DRAIN_MARKER))
+                query.storage.write(f"{DRAIN_MARKER}-{marker['token']}", [b"void\n"])
+
+    with pytest.raises(FencedError, match="before the drain began"):
+        query.last_epochs().drain(query.handles, 1, paused)
+    assert query.epochs == []
+    assert query.log.begun_epoch() == 4
+    query.last_epochs().finish_interrupted(alone)
+    assert not query.storage.exists(DRAIN_MARKER)
+    assert query.epochs == []
