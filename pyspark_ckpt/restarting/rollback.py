@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import secrets
+from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +25,7 @@ from pyspark_ckpt.errors import (
 )
 from pyspark_ckpt.formats.layout import (
     CHECKPOINTS_DIRECTORY,
+    DRAIN_MARKER,
     DRIVERS,
     SEEDINGS,
     SHADOW,
@@ -41,12 +43,14 @@ from pyspark_ckpt.operator.descriptor import OperatorDescriptor
 from pyspark_ckpt.operator.quarantine.parked_keys import KEYS_STATE
 from pyspark_ckpt.operator.quarantine.releases import BEFORE_ALL, ReleaseFiles
 from pyspark_ckpt.restarting.silence import check_silent
+from pyspark_ckpt.restarting.turn import turn_of
 from pyspark_ckpt.restore.location.exchange import (
     Exchange,
     begun_exchange,
     exchange,
     finish_exchange,
     is_note,
+    is_untouched,
 )
 from pyspark_ckpt.restore.location.seedings import has_savepoints, is_half_seeded
 from pyspark_ckpt.restore.plan import RestoreRequest, plan_of
@@ -137,14 +141,13 @@ def rollback(
     Raises
     ------
     RestoreError
-        If there is no Spark session. Also if the query runs, or never did, or `to` is not its
-        checkpoint, or the location is a copy of another one that owns the checkpoints, or nothing
-        of the query is in the checkpoints directory.
+        If there is no Spark session. Also if the query runs, drains or never ran, or `to` is not
+        its checkpoint, or the location is a copy of another one that owns the checkpoints, or
+        nothing of the query is in the checkpoints directory.
     FencedError
         If another driver starts the query meanwhile, or rolls it back.
     ConfigurationError, NotBuiltYetError
-        If the location is not on the local file system, or there is no storage for the scheme of
-        the checkpoints directory.
+        If there is no storage for the scheme of the location, or of the checkpoints directory.
     CheckpointNotFoundError, CorruptFileError, UnsafePathError
         If there is no good checkpoint of that name; nothing was changed.
 
@@ -161,6 +164,18 @@ def rollback(
     root = None
     if checkpointsDirectory is not None:
         root = open_storage(qualified_path(spark, str(checkpointsDirectory)))
+    with turn_of(location.url):  # a restart in place of this process may be at it
+        return _rolled_back(spark, location, root, to, force=force)
+
+
+def _rolled_back(
+    spark: SparkSession, location: Storage, root: Storage | None, to: str, *, force: bool
+) -> Rollback:
+    begun = begun_exchange(location)
+    if begun is not None and is_untouched(location, begun):  # it may be of long ago
+        query_id = _check_stopped(spark, location)
+        if not force:
+            check_silent(location, _checkpoints(location, root, query_id))
     finished = _finish_interrupted(location, to)
     if finished is not None:
         return finished
@@ -173,13 +188,16 @@ def rollback(
     if not force:
         _check_is_of_query(location, checkpoints)
         check_silent(location, checkpoints)
+        _check_not_draining(location)
     with closing(find_store(checkpoints)) as store:
         # A start, or another rollback, that comes later claims it too, and this one ends.
         store.claim()
         if begun_exchange(location) is not None:
             raise _beside_another(location)
-        _clear_leftovers(location, root)
+        if not force:  # a drain that begins after this finds its driver fenced
+            _check_not_draining(location)
         check_still_ours = partial(_check_still_ours, location, store, query_id)
+        _clear_leftovers(location, root, check_still_ours)
         try:
             wanted = _prepared(spark, location, root, to, query_id, source)
         except Exception:
@@ -227,7 +245,7 @@ def _prepared(
             _stage(spark, location, root, source, location.child(staged))
         except BaseException:
             with suppress(CkptError, OSError):  # the next rollback clears up, too
-                _clear_leftovers(location, root)
+                _remove_staged(location, root, staged)
             raise
         void = void_after_rollback(void, query_id, source.metadata.epoch)
     return Exchange(
@@ -360,6 +378,16 @@ def _check_is_of_query(location: Storage, checkpoints: Storage) -> None:
     )
 
 
+def _check_not_draining(location: Storage) -> None:
+    """Refuse a query that is being drained: its run has ended, and its last epoch may run."""
+    if location.exists(DRAIN_MARKER):
+        raise RestoreError(
+            f"{location.url}: its query is being drained, or its drain was interrupted. Wait for "
+            "the driver that drains it, or start the query, which finishes the drain, and stop it. "
+            "If no driver is at it, give force=True (--force)"
+        )
+
+
 def _check_still_ours(location: Storage, store: CompletedCheckpointStore, query_id: str) -> None:
     """Check that no other driver has claimed the query, and that its content is still there."""
     store.check()
@@ -374,23 +402,30 @@ def _beside_another(location: Storage) -> FencedError:
     )
 
 
-def _clear_leftovers(location: Storage, root: Storage | None) -> None:
-    """Remove what a rollback left behind that ended before its marker was written.
+def _clear_leftovers(
+    location: Storage, root: Storage | None, check_still_ours: Callable[[], None]
+) -> None:
+    """Remove what a rollback left behind that ended before its marker was written."""
+    # Listed before the look: what a later rollback stages is not in the list.
+    for name in [name for name in location.list() if name.startswith(_STAGED)]:
+        check_still_ours()
+        _remove_staged(location, root, name)
+
+
+def _remove_staged(location: Storage, root: Storage | None, name: str) -> None:
+    """Remove what was staged for one rollback.
 
     Outside of the location this is the checkpoints directory of the new query. Only the staged
     directory knows that query's id, so the staged directory is removed last.
     """
-    names = location.list()
-    in_use = {SparkLog(location).query_id()}
-    in_use |= {SparkLog(location.child(name)).query_id() for name in names if _is_kept(name)}
-    for name in names:
-        if not name.startswith(_STAGED):
-            continue
-        staged = location.child(name)
-        never_started = SparkLog(staged).query_id()
-        if root is not None and never_started is not None and never_started not in in_use:
+    staged = location.child(name)
+    never_started = SparkLog(staged).query_id()
+    if root is not None and never_started is not None:
+        in_use = {SparkLog(location).query_id()}
+        kept = [location.child(name) for name in location.list() if _is_kept(name)]
+        if never_started not in in_use | {SparkLog(each).query_id() for each in kept}:
             _remove_never_started(root, never_started, staged, location)
-        location.delete_directory(name)
+    location.delete_directory(name)
 
 
 def _remove_never_started(root: Storage, query_id: str, staged: Storage, location: Storage) -> None:

@@ -123,9 +123,13 @@ def finish_exchange(location: Storage, begun: Exchange) -> bool:
     -------
     bool
         Whether it is done now. A restart in place that nobody has claimed is void instead, because
-        its driver may have been paused while other drivers ran: nothing of it was done.
+        its driver may have been paused while other drivers ran. So is a rollback that its driver
+        took back. Nothing of either was done.
     """
-    if begun.restarts and begun.is_claimed and _withdraw_unless_claimed(location, begun):
+    if begun.is_claimed and begun.restarts and _withdraw_unless_claimed(location, begun):
+        return False
+    if not begun.restarts and _is_void(location, begun):
+        _remove_marker(location, begun)
         return False
     number = highest_number(location, lambda number: _claim_path(begun, number)) + 1
     while not _has_written(location, begun, number, secrets.token_hex(16).encode()):
@@ -271,11 +275,25 @@ def _withdraw_unless_claimed(location: Storage, begun: Exchange) -> bool:
     """Make an exchange void that nobody has claimed; return whether it is void."""
     is_claimed = not _has_written(location, begun, _FIRST, _VOID)
     # Whoever made it void may have been killed before it deleted the marker.
-    if is_claimed and location.read(_claim_path(begun, _FIRST)) != _VOID:
+    if is_claimed and not _is_void(location, begun):
         return False
+    _remove_marker(location, begun)
+    return True
+
+
+def is_untouched(location: Storage, begun: Exchange) -> bool:
+    """Return whether nothing was moved yet, so that the query of the location may run."""
+    return begun.is_claimed and not location.exists(_claim_path(begun, _FIRST))
+
+
+def _is_void(location: Storage, begun: Exchange) -> bool:
+    path = _claim_path(begun, _FIRST)
+    return location.exists(path) and location.read(path) == _VOID
+
+
+def _remove_marker(location: Storage, begun: Exchange) -> None:
     if begun_exchange(location) == begun:
         location.delete([ROLLBACK_MARKER])
-    return True
 
 
 def _has_written(location: Storage, begun: Exchange, number: int, content: bytes) -> bool:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
-from contextlib import closing
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -109,7 +111,7 @@ def test_a_rollback_that_fails_leaves_nothing_behind(
     assert before.items() <= digests(job.base).items()
 
     with monkeypatch.context() as patch:  # as if it were killed: nothing is cleared
-        patch.setattr(rolling_back, "_clear_leftovers", lambda *_: None)
+        patch.setattr(rolling_back, "_remove_staged", lambda *_: None)
         with pytest.raises(ckpt.CorruptFileError, match=damaged.name):
             ckpt.rollback(str(job.location_path), of_epoch[1], str(outside))
     assert len(list(outside.iterdir())) == 2
@@ -212,7 +214,14 @@ def three_epochs(job: Job) -> tuple[Job, dict[int, str], str]:
     return job, names, str(job.location_path)
 
 
+@pytest.fixture
+def of_two_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let two rollbacks of this process not wait for each other."""
+    monkeypatch.setattr(rolling_back, "turn_of", lambda _: nullcontext())
+
+
 @pytest.mark.further
+@pytest.mark.usefixtures("of_two_processes")
 def test_of_two_rollbacks_at_once_the_later_one_counts(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -234,6 +243,46 @@ def test_of_two_rollbacks_at_once_the_later_one_counts(
     assert again.result() == expected_after(job.feed.rows, 20)
 
 
+@pytest.mark.further
+@pytest.mark.usefixtures("of_two_processes")
+@pytest.mark.parametrize("is_outside", [False, True])
+def test_a_rollback_that_fails_leaves_what_the_later_one_stages(
+    job: Job, monkeypatch: pytest.MonkeyPatch, is_outside: bool
+) -> None:
+    """The first fails while the second is about to exchange the content."""
+    outside = str(job.base / "outside") if is_outside else None
+    job, names, location = three_epochs(job.using({CHECKPOINT_DIR: outside} if outside else {}))
+    monkeypatch.setattr(rolling_back, "_session", lambda: job.spark)  # of another thread, too
+    seed, exchange = rolling_back.seed, rolling_back.exchange
+    staged, has_failed = threading.Event(), threading.Event()
+
+    def waits(*arguments: Any) -> None:
+        staged.set()
+        assert has_failed.wait(60)
+        exchange(*arguments)
+
+    with ThreadPoolExecutor(1) as pool:
+        later = []
+
+        def beside_another(*arguments: Any, **named: Any) -> None:
+            monkeypatch.setattr(rolling_back, "seed", seed)
+            monkeypatch.setattr(rolling_back, "exchange", waits)
+            later.append(pool.submit(ckpt.rollback, location, names[0], outside))
+            assert staged.wait(60)
+            msg = "what was staged is gone"
+            raise OSError(msg)
+
+        monkeypatch.setattr(rolling_back, "seed", beside_another)
+        with pytest.raises(ckpt.FencedError):
+            ckpt.rollback(location, names[1], outside)
+        has_failed.set()
+        assert later[0].result(60).to == names[0]
+    again = job.but(out="out2")
+    again.run()
+    assert again.result() == expected_after(job.feed.rows, 20)
+
+
+@pytest.mark.usefixtures("of_two_processes")
 @pytest.mark.parametrize("finished", [False, True], ids=["begins", "has ended"])
 def test_a_rollback_that_is_overtaken_at_its_last_step_changes_nothing(
     job: Job, monkeypatch: pytest.MonkeyPatch, finished: bool
@@ -258,6 +307,16 @@ def test_a_rollback_that_is_overtaken_at_its_last_step_changes_nothing(
     again.run()
     wanted = expected_after(job.feed.rows, 20) if finished else expected(job.feed.rows)
     assert again.result() == wanted
+
+
+@pytest.mark.further
+def test_a_query_that_is_being_drained_is_refused(job: Job) -> None:
+    """Its run has ended, and its last epoch may run: in it, all timers fire."""
+    job, names, location = three_epochs(job)
+    (job.location_path / "_draining").write_text('{"epoch":3,"drained_at_ms":9,"watermark_ms":0}')
+    with refused(ckpt.RestoreError, "drained", "force=True", unchanged=job.location_path):
+        ckpt.rollback(location, names[1])
+    assert ckpt.rollback(location, names[1], force=True).to == names[1]
 
 
 @pytest.mark.further

@@ -19,6 +19,7 @@ from pyspark_ckpt.restore.location.exchange import (
     exchange,
     finish_exchange,
     finish_restart,
+    is_untouched,
     remove_leftovers_of_restarts,
 )
 from pyspark_ckpt.restore.location.start_location import StartLocation
@@ -195,8 +196,26 @@ def test_a_rollback_that_nobody_has_claimed_is_finished() -> None:
     fill(location, ROLLBACK.staged)
     marker = msgspec.structs.replace(ROLLBACK, is_claimed=True)
     location.write(ROLLBACK_MARKER, [msgspec.json.encode(marker)])
+    assert is_untouched(location, marker)
     assert finish_exchange(location, marker)
+    assert not is_untouched(location, marker)
     assert content(location) == NEW
+
+
+@pytest.mark.parametrize(
+    ("wanted", "was_void"), [(RESTART, False), (RESTART, True), (ROLLBACK, True)]
+)
+def test_an_exchange_that_is_void_is_not_done(wanted: Exchange, was_void: bool) -> None:
+    """Other drivers may have run for days since its driver wrote the marker."""
+    location = MemoryStorage(f"{secrets.token_hex(8)}/location")
+    fill(location, wanted.staged)
+    marker = msgspec.structs.replace(wanted, is_claimed=True)
+    location.write(ROLLBACK_MARKER, [msgspec.json.encode(marker)])
+    if was_void:  # and who made it void was killed before it deleted the marker
+        location.write(f"{wanted.kept}/_exchange-1", [b"void\n"])
+    assert not finish_exchange(location, marker)
+    assert content(location) == OLD
+    assert begun_exchange(location) is None
 
 
 FIRST_VOID = (RolledBack("q", 7),)
