@@ -218,13 +218,19 @@ class Restarts:
 
         A query that stays stopped has failed, for everybody who waits for its end.
         """
-        if query._query.isActive or not coordinator.stops.may_start_again():
+        if query._query.isActive:
+            return
+        if not coordinator.stops.may_start_again():
+            coordinator.stops.give_up_restart()
+            coordinator.refuse_requests()
             return
         if query._coordinator is not coordinator:  # the new run began, and was stopped
             _note_that_it_stays_stopped(query, error, error)
             return
         try:
             if (coordinator.failure or query._query.exception()) is not None:
+                coordinator.stops.give_up_restart()
+                coordinator.refuse_requests()
                 return
             if isinstance(error, FencedError):  # a driver that starts may have no term yet
                 raise error
@@ -271,7 +277,8 @@ def _note_that_it_stays_stopped(
     coordinator = query._coordinator
     if coordinator.failure is None:
         coordinator.watched.note(restart_failed(query.id, error, last))
-    coordinator.requests.close()
+    coordinator.stops.give_up_restart()
+    coordinator.refuse_requests()
 
 
 def parallelism_of_run(query: CheckpointedQuery) -> int:

@@ -143,10 +143,10 @@ class CheckpointCoordinator:
         )
         self.history = history = HistoryLog(storage, self._runner.last_id())
         self.restarts: list[HistoryEntry] = []
-        self.listeners.add(history)
+        self.listeners.add_own(history)
         self.progress = RecentProgress(self._spark, streaming_query, files)
-        self.listeners.add(self.progress)
-        self.listeners.add(self._recorder)
+        self.listeners.add_own(self.progress)
+        self.listeners.add_own(self._recorder)
         self._metrics = QueryMetrics(
             MeasuredQuery.of(spark, streaming_query, files, continues=continues),
             partial(progress_since, streaming_query),
@@ -230,7 +230,7 @@ class CheckpointCoordinator:
         """Begin to checkpoint at the interval, until the query ends."""
         self._recorder.start()
         if self._settings.metrics_reporters:
-            self.listeners.add(self._metrics)
+            self.listeners.add_own(self._metrics)
             with log_fields(query=self._files.query_id):
                 self._reporters = Reporters(self._metrics, self._settings)
         self._thread.start()
@@ -374,15 +374,25 @@ class CheckpointCoordinator:
         self._record_end()
         if self._reporters is not None:
             self._try("ending the reports of metrics", self._reporters.close)
-        self._try("closing the checkpoints", self._runner.close)
         if not self.stops.is_for_restart:
-            self._try("refusing requests", self.requests.close)
+            self._try("refusing requests", self.refuse_requests)
+        self._try("closing the checkpoints", self._runner.close)
         if not retains:
             self._discard()
 
+    def refuse_requests(self) -> None:
+        """Refuse the open requests, because the query has ended, unless another driver runs it."""
+        try:
+            self._runner.check_not_fenced()
+        except FencedError:
+            return
+        except (CkptError, OSError) as exc:
+            logger.warning("%s: it is unknown whether another driver runs it: %s", self._name, exc)
+        self.requests.close()
+
     def _record_end(self) -> None:
         """Record why the query ended, behind the checkpoints that ended before."""
-        self.listeners.wait(LISTENERS_PATIENCE_S)
+        self.listeners.wait_for_own(LISTENERS_PATIENCE_S)
         error: Exception | None = self.failure
         if error is None and self._spark_has_ended:  # and cannot be asked
             error = CkptError("Spark, or its server, ended while the query ran")
@@ -400,7 +410,9 @@ class CheckpointCoordinator:
             if getattr(exc, "reason", None) == AbortReason.FENCED:
                 logger.warning("%s: no last checkpoint: %s", self._name, exc)
             else:
-                self.watched.note(last_checkpoint_failed(self._files.query_id, exc))
+                self.stops.note_without_checkpoint(
+                    last_checkpoint_failed(self._files.query_id, exc)
+                )
 
     def _discard(self) -> None:
         if not self._race.has_won:

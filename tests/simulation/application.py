@@ -201,7 +201,7 @@ class Application:
         world.newest[query_id] = self
         if origin is not None and origin.claim_mode is ClaimMode.CLAIM:
             world.note_claimed(origin.path)
-            self.runner.listeners.add(ClaimedSource(origin))
+            self.runner.listeners.add_own(ClaimedSource(origin))
         self._coordinate(log, epochs)
 
     def _coordinate(self, log: SparkLog, epochs: Actor) -> None:

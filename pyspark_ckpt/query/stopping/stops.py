@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -15,11 +16,11 @@ from pyspark_ckpt.checkpoint.handles import all_handles
 from pyspark_ckpt.checkpoint.query_files import QueryFiles
 from pyspark_ckpt.checkpoint.query_runner import last_metadata
 from pyspark_ckpt.checkpoint.runner import CheckpointRunner
-from pyspark_ckpt.errors import NotBuiltYetError
+from pyspark_ckpt.errors import FailedCheckpointsError, NotBuiltYetError
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.formats.modes import SavepointFormat
 from pyspark_ckpt.history.records import Savepoint
-from pyspark_ckpt.log_fields import log_fields
+from pyspark_ckpt.log_fields import library_logger, log_fields
 from pyspark_ckpt.query.checkpoint_taker import CheckpointTaker
 from pyspark_ckpt.query.failure import library_error
 from pyspark_ckpt.query.requests import WorkUnderWay
@@ -36,6 +37,8 @@ from pyspark_ckpt.restarting.turn import turn_of
 from pyspark_ckpt.savepoint.taker import SavepointTaker, nothing_committed
 from pyspark_ckpt.spark.query import stop_between_epochs
 from pyspark_ckpt.spark.session import is_running
+
+logger = library_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +94,8 @@ class RunStops:
         self._run = run
         self._restart = RestartStop(run.query_id, run.query)
         self._saving = WorkUnderWay()
+        self._noting = threading.Lock()
+        self._without_checkpoint: FailedCheckpointsError | None = None
 
     @property
     def is_saving(self) -> bool:
@@ -108,7 +113,27 @@ class RunStops:
 
     def keep_stopped(self) -> None:
         """Let no restart in place start the query again, because it is being stopped for good."""
-        self._restart.is_unwanted = True
+        with self._noting:
+            self._restart.is_unwanted = True
+            if self._without_checkpoint is not None:
+                self._run.watched.note(self._without_checkpoint)
+
+    def give_up_restart(self) -> None:
+        """Let the run be stopped with a savepoint, because its restart has left it stopped."""
+        self._restart.is_under_way = False
+
+    def note_without_checkpoint(self, error: FailedCheckpointsError) -> None:
+        """Note that the run ended without its last checkpoint.
+
+        A restart in place takes it once more. If that fails too, the query runs as before, so the
+        run has not failed.
+        """
+        with self._noting:
+            if self._restart.is_under_way and not self._restart.is_unwanted:
+                logger.warning("%s", error)
+                self._without_checkpoint = error
+            else:
+                self._run.watched.note(error)
 
     def with_savepoint(
         self, directory: str | None, savepoint_format: SavepointFormat, *, drain: bool
@@ -224,6 +249,8 @@ class RunStops:
             if epoch is None:
                 raise nothing_committed(run.query_id)
             self._checkpoint(epoch)
+            with self._noting:
+                self._without_checkpoint = None
             return last_metadata(run.runner, run.spark, run.files, epoch)
 
     def _checkpoint(self, epoch: int) -> None:

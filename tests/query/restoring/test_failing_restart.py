@@ -65,6 +65,42 @@ def test_a_restart_that_fails_half_way(job: Job, monkeypatch: pytest.MonkeyPatch
         query.stop()
 
 
+@pytest.mark.parametrize("failures", [1, 2])
+def test_a_restart_survives_that_its_checkpoint_fails(
+    job: Job, monkeypatch: pytest.MonkeyPatch, failures: int
+) -> None:
+    """It is taken once more. If that fails too, the query runs as before."""
+    with session_conf(job.spark, {PARTITIONS: "2"}):
+        epoch_of(job)
+        query = writer_of(job).start()
+        query.processAllAvailable()
+        query.triggerCheckpoint()
+        epoch_of(job)
+        query.processAllAvailable()
+        real, left = CheckpointRunner.take, [OSError("the storage is away")] * failures
+
+        def fails(self: CheckpointRunner, *arguments: Any, **named: Any) -> Any:
+            if left:
+                raise left.pop()
+            return real(self, *arguments, **named)
+
+        monkeypatch.setattr(CheckpointRunner, "take", fails)
+        if failures == 1:
+            assert query.rescale(3).epoch == 1
+        else:
+            with pytest.raises(OSError, match="the storage is away"):
+                query.rescale(3)
+        assert not left
+        assert query.isActive
+        epoch_of(job)
+        query.processAllAvailable()
+        check_numbered(job, 3)
+        assert subtasks_of(query) == set(range(3 if failures == 1 else 2))
+        assert query.triggerCheckpoint().epoch == 2
+        query.stop()
+        assert query.exception() is None
+
+
 @pytest.mark.further
 def test_a_restart_that_leaves_the_query_stopped_is_a_failure_of_the_query(
     job: Job, monkeypatch: pytest.MonkeyPatch
@@ -87,6 +123,7 @@ def test_a_restart_that_leaves_the_query_stopped_is_a_failure_of_the_query(
         assert isinstance(query.exception(), ckpt.FailedCheckpointsError)
         with pytest.raises(ckpt.FailedCheckpointsError, match=r"restart in place.*no start"):
             query.awaitTermination()
+        assert query.stopWithSavepoint(str(job.base / "savepoints")).epoch == 0
         epoch_of(job)
         again = writer_of(job).start()
         again.processAllAvailable()

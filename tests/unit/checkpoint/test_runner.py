@@ -382,6 +382,30 @@ def test_a_listener_that_raises_or_triggers_harms_nothing(
     assert len(heard.completed) == 2
 
 
+def test_a_listener_that_hangs_keeps_none_of_the_library_from_its_work(
+    query: Query, start: Callable[..., CheckpointRunner]
+) -> None:
+    runner, own, heard, gate = start(), Heard(), Heard(), threading.Event()
+
+    class Hangs(CheckpointListener):
+        def onCheckpointCompleted(self, checkpoint: CompletedCheckpoint) -> None:
+            assert [each.checkpoint_id for each in own.completed][:1] == [1]
+            gate.wait(60)
+
+    runner.listeners.add(Hangs())
+    runner.listeners.add(heard)
+    runner.listeners.add_own(own)
+    for _ in range(2):
+        query.commit()
+        runner.take(query.committed_epoch, periodic=False, waits_for_listeners=False)
+        assert runner.listeners.wait_for_own(60)
+    assert [each.checkpoint_id for each in own.completed] == [1, 2]
+    assert not heard.completed
+    gate.set()
+    assert runner.listeners.wait(60)
+    assert [each.checkpoint_id for each in heard.completed] == [1, 2]
+
+
 def test_two_who_trigger_at_once_get_one_each_or_the_same(
     query: Query, start: Callable[..., CheckpointRunner]
 ) -> None:
