@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -13,13 +13,22 @@ from pyspark_ckpt.editing.operator_job import OperatorJob
 from pyspark_ckpt.editing.operators import stored_operator
 from pyspark_ckpt.editing.state_edit import StateEdit
 from pyspark_ckpt.errors import CheckpointNotFoundError, PlanError, RestoreError
-from pyspark_ckpt.formats.layout import IN_PROGRESS_NAME, METADATA_NAME, checkpoint_id_of
+from pyspark_ckpt.formats.layout import (
+    IN_PROGRESS_NAME,
+    METADATA_NAME,
+    checkpoint_id_of,
+    is_savepoint_name,
+)
 from pyspark_ckpt.formats.modes import SavepointFormat
 from pyspark_ckpt.history.records import Savepoint, format_of
 from pyspark_ckpt.restore.source import RestoreSource
-from pyspark_ckpt.savepoint.dispose import dispose_savepoint
+from pyspark_ckpt.savepoint.dispose import (
+    dispose_savepoint,
+    files_of_others,
+    own_files,
+)
 from pyspark_ckpt.spark.paths import qualified_path
-from pyspark_ckpt.storage.open import Storage, open_storage
+from pyspark_ckpt.storage.open import LocalStorage, Storage, open_storage
 
 _MOST_LEVELS = 10
 _OF_SAVEPOINTS = {METADATA_NAME, IN_PROGRESS_NAME}
@@ -47,6 +56,9 @@ class Erasure:
     too_short : int
         Erased keys with a column of fewer than four bytes. So few bytes are in other entries by
         chance, so `mentions` leaves them out, except where they are a whole text of three.
+    left : tuple of str
+        What is in the directory of `replaced`, or of a `savepoint` that stays, and is no part of
+        it: files that somebody put there, or that a task left. They are kept, and not searched.
 
     Examples
     --------
@@ -60,6 +72,7 @@ class Erasure:
     mentions: int
     not_scanned: tuple[str, ...]
     too_short: int = 0
+    left: tuple[str, ...] = ()
 
 
 def erase_keys(
@@ -92,14 +105,16 @@ def erase_keys(
     -------
     list of Erasure
         One for each savepoint in the directory, replaced or not. If none has `mentions`,
-        `not_scanned` or `too_short`, nothing is left of the keys that this library can find.
+        `not_scanned`, `too_short` or `left`, nothing is left of the keys that this library can
+        find.
 
     Raises
     ------
     PlanError
-        If the directory has checkpoints of a query, which only the query's retention deletes, or
-        too many levels, no savepoint there has one of the operators or the key columns of a frame,
-        a savepoint has key columns that no frame has, or there is no Spark session.
+        If the directory has checkpoints of a query, which only the query's retention deletes, a
+        savepoint inside a savepoint, a link, or too many levels, no savepoint there has one of the
+        operators or the key columns of a frame, a savepoint has key columns that no frame has, or
+        there is no Spark session.
     CheckpointNotFoundError, CorruptFileError, UnsafePathError
         If there is no savepoint, or one is incomplete or damaged. It may hold the keys, so nothing
         was deleted.
@@ -127,6 +142,8 @@ def erase_keys(
             "are, not one of them and not a checkpointLocation"
         )
     sources = [RestoreSource(savepoint.url) for savepoint in found]
+    for source in sources:
+        _check_can_be_disposed_of(source)
     given = GivenKeys(keys, sources, place.url)
     wanted = [_encoded(session, source, given) for source in sources]
     # Of all savepoints, because the operators of one may mention the keys of another.
@@ -143,10 +160,22 @@ def erase_keys(
             for rows in given.of(source)[uid]:
                 edit.erase(uid, rows)
         erasures.append(_proven(source, edit.save(savepoint.parent().url), search))
-    for erasure in erasures:
-        if erasure.replaced is not None:
-            dispose_savepoint(erasure.replaced)
-    return erasures
+    return [_disposed(erasure) for erasure in erasures]
+
+
+def _check_can_be_disposed_of(source: RestoreSource) -> None:
+    if not source.metadata.is_savepoint:
+        raise CheckpointNotFoundError(
+            f"{source.path} holds a checkpoint, not a savepoint, though it is not named so: move "
+            "it elsewhere, or delete it"
+        )
+    own_files(source.storage, source.metadata)
+
+
+def _disposed(erasure: Erasure) -> Erasure:
+    if erasure.replaced is None:
+        return erasure
+    return replace(erasure, left=dispose_savepoint(erasure.replaced).left)
 
 
 def _encoded(
@@ -179,7 +208,9 @@ def _kept(source: RestoreSource, search: KeySearch) -> Erasure | None:
     savepoint = Savepoint.of(source.path, source.metadata, size_bytes)
     handles = source.metadata.handles() if is_native else ()
     files = {file.path for handle in handles for file in handle.files()}
-    return Erasure(None, savepoint, found.mentions, _of_spark(source, files), search.too_short)
+    left = files_of_others(source.storage, source.metadata)
+    not_scanned = _of_spark(source, files)
+    return Erasure(None, savepoint, found.mentions, not_scanned, search.too_short, left)
 
 
 def _proven(source: RestoreSource, made: Savepoint, search: KeySearch) -> Erasure:
@@ -207,7 +238,8 @@ def _savepoints_below(place: Storage, levels: int) -> Iterator[Storage]:
     Raises
     ------
     PlanError
-        If there are checkpoints too, or directories below so many levels.
+        If there are checkpoints too, links, savepoints inside a savepoint, or directories below so
+        many levels.
     """
     names = place.list()
     if any(checkpoint_id_of(name) is not None for name in names):
@@ -217,9 +249,18 @@ def _savepoints_below(place: Storage, levels: int) -> Iterator[Storage]:
             "the old location"
         )
     for name in names:
+        _check_no_link(place, name)
         below = place.child(name)
         inside = below.list()  # nothing in a file
-        if name.startswith("savepoint-") or not _OF_SAVEPOINTS.isdisjoint(inside):
+        nested = sorted(filter(is_savepoint_name, inside))
+        is_archive = bool(nested) and _OF_SAVEPOINTS.isdisjoint(inside)
+        may_be_incomplete = name.startswith("savepoint-") and not is_archive
+        if may_be_incomplete or not _OF_SAVEPOINTS.isdisjoint(inside):
+            if nested:
+                raise PlanError(
+                    f"{below.url} is a savepoint and has {', '.join(nested)} inside: move that "
+                    "beside it, or it would stay with the keys when this one is replaced"
+                )
             yield below
         elif inside and not levels:
             raise PlanError(
@@ -228,3 +269,15 @@ def _savepoints_below(place: Storage, levels: int) -> Iterator[Storage]:
             )
         elif inside:
             yield from _savepoints_below(below, levels - 1)
+
+
+def _check_no_link(place: Storage, name: str) -> None:
+    """Refuse a link to a directory: one savepoint would be there twice."""
+    if not isinstance(place, LocalStorage):
+        return
+    path = place.root / name
+    if path.is_symlink() and path.is_dir():
+        raise PlanError(
+            f"{path} is a link, so one savepoint may be there twice: give the directory to which "
+            "it leads, or remove it"
+        )

@@ -111,7 +111,7 @@ def dispose_savepoint(path: str) -> Disposal:
     begun = dispose_of_begun(directory)
     if begun is not None:
         return begun
-    files = _own_files(directory, read_metadata(directory))
+    files = own_files(directory, read_metadata(directory))
     _close_to_readers(directory)
     directory.delete(files)
     left = _remove_directories(directory)
@@ -208,8 +208,16 @@ def _remove_directories(directory: Storage) -> tuple[str, ...]:
     return tuple(left)
 
 
-def _own_files(directory: Storage, metadata: CheckpointMetadata) -> list[str]:
-    """Return the paths of a savepoint's files; check that each is inside of the savepoint."""
+def own_files(directory: Storage, metadata: CheckpointMetadata) -> list[str]:
+    """Return the paths of a savepoint's files; check that each is inside of the savepoint.
+
+    Raises
+    ------
+    CheckpointNotFoundError
+        If it is a checkpoint.
+    UnsafePathError
+        If a file is elsewhere.
+    """
     if not metadata.is_savepoint:
         raise CheckpointNotFoundError(
             f"{directory.url} holds a {metadata.kind}, not a savepoint: its query's retention "
@@ -224,6 +232,14 @@ def _own_files(directory: Storage, metadata: CheckpointMetadata) -> list[str]:
             )
         directory.url_of(path)  # no link leads out of it
     return paths
+
+
+def files_of_others(directory: Storage, metadata: CheckpointMetadata) -> tuple[str, ...]:
+    """Return the names of what is in a savepoint's directory and is no part of the savepoint."""
+    own = {*own_files(directory, metadata), DIRECTORY_MARKER, IN_PROGRESS_NAME, METADATA_NAME}
+    own |= {*OWN_DIRECTORIES, *(each.name for each in pin_files(directory))}
+    inside = [f"{name}/{inner}" for name in OWN_DIRECTORIES for inner in directory.list(name)]
+    return tuple(name for name in [*inside, *directory.list()] if name not in own)
 
 
 def _remove_if_empty(parent: Storage, name: str) -> list[str]:

@@ -263,6 +263,66 @@ def test_savepoints_are_found_whatever_their_names_and_places(
         ckpt.erase_keys(str(sp), {"op": rows.select("k")})
 
 
+def test_what_others_have_put_into_a_savepoint_is_said(spark: SparkSession, tmp_path: Path) -> None:
+    """It may have the key, and stays."""
+    rows = spark.createDataFrame([("ada.lovelace", 1)], "k string, n long")
+    edit = ckpt.edit_state(spark=spark).add_operator("op", Count(), "k string")
+    old = Path(edit.put("op", "count", rows).save(str(tmp_path / "sp")).path)
+    (old / "export.csv").write_text("ada.lovelace,1")
+    (old / "shared" / "of-a-late-task").write_text("ada.lovelace")
+    left = ("shared/of-a-late-task", "export.csv")
+    nobody = rows.select("k").where("k = 'bob'")
+    [kept] = ckpt.erase_keys(str(tmp_path / "sp"), {"op": nobody})
+    assert (kept.replaced, kept.left) == (None, left)
+    [erased] = ckpt.erase_keys(str(tmp_path / "sp"), {"op": rows.select("k")})
+    assert (erased.replaced, erased.left) == (str(old), left)
+
+
+def test_what_could_not_be_disposed_of_is_refused_before_anything_is_written(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    rows = spark.createDataFrame([("ada.lovelace", 1)], "k string, n long")
+    edit = ckpt.edit_state(spark=spark).add_operator("op", Count(), "k string")
+    sp = tmp_path / "sp"
+    saved = Path(edit.put("op", "count", rows).save(str(sp / "savepoint-archive")).path)
+    nested = Path(edit.save(str(saved)).path)
+    link = sp / "latest"
+    link.symlink_to(saved)
+    person = {"op": rows.select("k")}
+    before = digests(tmp_path)
+    with pytest.raises(ckpt.PlanError, match="latest is a link"):
+        ckpt.erase_keys(str(sp), person)
+    link.unlink()
+    with pytest.raises(ckpt.PlanError, match=f"has {nested.name} inside: move"):
+        ckpt.erase_keys(str(sp), person)
+    assert {path for path in digests(tmp_path) if "latest" not in path} == {
+        path for path in before if "latest" not in path
+    }
+    shutil.rmtree(nested)
+    [erased] = ckpt.erase_keys(str(sp), person)
+    assert erased.replaced == str(saved)
+    assert b"ada.lovelace" not in bytes_of(sp)
+
+
+def test_a_renamed_checkpoint_is_refused(job: Job, tmp_path: Path, spark: SparkSession) -> None:
+    job.feed.add(EVENTS)
+    with job.running() as query:
+        query.processAllAvailable()
+        query.triggerSavepoint(str(tmp_path / "sp"))
+        taken = Path(query.triggerCheckpoint().path)
+        copied = shutil.copytree(taken.parent, tmp_path / "sp" / "copied")
+    for each in copied.glob("chk-*"):
+        if each.name == taken.name:
+            each.rename(copied / "keep")
+        else:
+            shutil.rmtree(each)
+    before = digests(tmp_path / "sp")
+    person = spark.createDataFrame([("bob",)], "k string")
+    with pytest.raises(ckpt.CheckpointNotFoundError, match="keep holds a checkpoint, not a save"):
+        ckpt.erase_keys(str(tmp_path / "sp"), {"op": person})
+    assert digests(tmp_path / "sp") == before
+
+
 class Forgetting(Count):
     """Forgets a key whose value is negative."""
 
