@@ -26,6 +26,15 @@ _WIDER: dict[type[T.DataType], tuple[type[T.DataType], ...]] = {
 }
 _TEXTS = (T.StringType, T.CharType, T.VarcharType)
 _EXACT_TEXT = T.DecimalType(38, 18)
+_DATE = r"\s*[+-]?\d+-\d{1,2}-\d{1,2}"
+_CLOCK = r"[ T]\d{1,2}:\d{1,2}(:\d{1,2}(\.\d{1,6}0*)?)?"
+_WHOLE_TIMES: dict[type[T.DataType], str] = {
+    T.DateType: rf"^{_DATE}([ T][0:.]*)?\s*$",
+    T.TimestampNTZType: rf"^{_DATE}({_CLOCK})?\s*$",
+    T.TimestampType: rf"^{_DATE}({_CLOCK}\s*([A-Za-z+-].*)?)?\s*$",
+}
+"""Texts that are one date or time: Spark also takes a year, or drops digits or a zone."""
+
 _NUMBERS = (T.NumericType, T.BooleanType)
 _MOMENTS = (T.TimestampType, T.TimestampNTZType)
 _TIMES = (T.DateType, *_MOMENTS, T.DayTimeIntervalType, *TIME_OF_DAY)
@@ -140,10 +149,17 @@ def _leaf_loss(column: Column, given: T.DataType, wanted: T.DataType) -> Column 
     if isinstance(given, T.VariantType):
         return column.isNotNull() & cast.isNull()
     if isinstance(given, _TEXTS):
-        if isinstance(wanted, _INTEGERS):  # "5.7" is 5 without ANSI
-            same = column.cast(_EXACT_TEXT).eqNullSafe(cast)
-            return column.isNotNull() & (cast.isNull() | ~same)
-        return column.isNotNull() & cast.isNull()
+        is_no_value = column.isNotNull() & cast.isNull()
+        if isinstance(wanted, (*_INTEGERS, T.DecimalType)):  # "5.7" is 5 without ANSI
+            scale = wanted.scale if isinstance(wanted, T.DecimalType) else 0
+            has_more_digits = column.rlike(rf"\.\d{{{scale}}}\d*[1-9]")
+            changes = ~column.cast(_EXACT_TEXT).eqNullSafe(cast)
+            return is_no_value | F.when(column.rlike("[eE]"), changes).otherwise(has_more_digits)
+        whole = _WHOLE_TIMES.get(type(wanted))
+        if isinstance(wanted, TIME_OF_DAY):
+            digits: int = wanted.precision  # type: ignore[attr-defined]  # PySpark 4.1 has it
+            whole = rf"^\s*\d{{1,2}}:\d{{1,2}}(:\d{{1,2}}(\.\d{{0,{digits}}}0*)?)?\s*$"
+        return is_no_value if whole is None else is_no_value | ~column.rlike(whole)
     if isinstance(given, _FRACTIONS) and isinstance(wanted, _TEXTS):
         return column.isNotNull()  # 5.0 is "5.0" in Spark, and another text elsewhere
     changed = column.isNotNull() & ~cast.cast(given).eqNullSafe(column)
