@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import tempfile
 from bisect import bisect_left, bisect_right
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -93,15 +93,30 @@ class Side:
         handles = () if self.operator is None else self.operator.handles
         return {handle.subtask: handle for handle in handles}
 
+    @property
+    def newest_subtask(self) -> int | None:
+        """The subtask whose copy of broadcast state counts, ``None`` if there is no subtask."""
+        handles = self.handles.values()
+        return newest_of(handles).subtask if handles else None
+
     def entries(self) -> Iterator[tuple[Place, bytes]]:
         """Yield all entries of states, timers and raw state."""
-        handles = self.handles.values()
-        newest = newest_of(handles) if handles else None
-        for handle in handles:
+        newest = self.newest_subtask
+        for handle in self.handles.values():
             copied = _Places(handle).copied
             for place, value in self.entries_of(handle):
-                if place.state not in copied or handle is newest:
+                if place.state not in copied or handle.subtask == newest:
                     yield place, value
+
+    def copies(self) -> dict[Place, bytes]:
+        """Return the entries of broadcast states."""
+        newest = self.newest_subtask
+        if newest is None:
+            return {}
+        handle = self.handles[newest]
+        if not (copied := _Places(handle).copied):
+            return {}
+        return {place: value for place, value in self.entries_of(handle) if place.state in copied}
 
     def entries_of(self, handle: Handle) -> Iterator[tuple[Place, bytes]]:
         """Yield all entries of one of its subtasks."""
@@ -170,13 +185,9 @@ def changed_entries(old: Side, new: Side) -> dict[Place, Change]:
         If a file is missing or changed.
     """
     if not is_same_layout(old, new):
-        before, after = dict(old.entries()), dict(new.entries())
-        return {
-            place: Change(before.get(place), after.get(place))
-            for place in before.keys() | after.keys()
-            if before.get(place) != after.get(place)
-        }
+        return _differences(dict(old.entries()), dict(new.entries()))
     found: dict[Place, Change] = {}
+    newest = old.newest_subtask, new.newest_subtask
     for subtask in sorted(old.handles.keys() | new.handles.keys()):
         first, second = old.handles.get(subtask), new.handles.get(subtask)
         places = _Places(first, second)
@@ -187,11 +198,25 @@ def changed_entries(old: Side, new: Side) -> dict[Place, Change]:
             change = Change(moved.change(key, stored.old), moved_later.change(key, stored.new))
             if place is None or place.state in removed or place.state in added:
                 continue
+            if place.state in places.copied and newest != (subtask, subtask):
+                continue  # the copy of the newest subtask counts
             if change.old != change.new:
                 found[place] = change
         found |= {place: Change(value, None) for place, value in _of_states(old, first, removed)}
         found |= {place: Change(None, value) for place, value in _of_states(new, second, added)}
+    if newest[0] != newest[1]:
+        found |= _differences(old.copies(), new.copies())
     return found
+
+
+def _differences(
+    before: Mapping[Place, bytes], after: Mapping[Place, bytes]
+) -> dict[Place, Change]:
+    return {
+        place: Change(before.get(place), after.get(place))
+        for place in before.keys() | after.keys()
+        if before.get(place) != after.get(place)
+    }
 
 
 def _deleted_in(handle: Handle | None, other: Handle | None) -> set[str]:

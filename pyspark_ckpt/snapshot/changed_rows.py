@@ -259,7 +259,11 @@ def _without_equal(changed: ChangedRows) -> ChangedRows:
     """Leave out entries that were only written again with another schema."""
     if {*changed.old.column_names} != {*changed.new.column_names}:
         return changed
-    differs = pa.array((old != new for _, _, old, new in changed.rows()), pa.bool_())
+    differs = pa.array(
+        # By their texts, because NaN is equal to NaN here.
+        (old != new and repr(old) != repr(new) for _, _, old, new in changed.rows()),
+        pa.bool_(),
+    )
     named, old, new = (
         table.filter(differs) if table.column_names else table
         for table in (changed.named, changed.old, changed.new)

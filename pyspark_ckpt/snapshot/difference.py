@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from typing import Any
 
 import pandas as pd
@@ -74,10 +75,10 @@ def diff_state(old: str, new: str) -> StateDifference:
 
 
 def _tables(old: RestoreSource, new: RestoreSource) -> dict[tuple[str, str], _Compared]:
-    readers = SnapshotReader(old), SnapshotReader(new)
     found: dict[tuple[str, str], _Compared] = {}
-    for uid, sides in sides_of_operators(*readers):
-        found |= {(uid, name): each for name, each in _of_operator(uid, *sides).items()}
+    with closing(SnapshotReader(old)) as before, closing(SnapshotReader(new)) as after:
+        for uid, sides in sides_of_operators(before, after):
+            found |= {(uid, name): each for name, each in _of_operator(uid, *sides).items()}
     return found
 
 

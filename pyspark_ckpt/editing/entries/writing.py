@@ -33,6 +33,7 @@ from pyspark_ckpt.formats.layout import canonical_path
 from pyspark_ckpt.operator.durable.local_copy import executor_local_root
 from pyspark_ckpt.operator.durable.savepoint_copy import CANONICAL_NAME
 from pyspark_ckpt.operator.rescale.entries import earliest_timer_ms
+from pyspark_ckpt.operator.rescale.tasks import timeout_before
 from pyspark_ckpt.operator.state.list import encode_chunk
 from pyspark_ckpt.operator.table.stored_keys import (
     KEY_GROUP_BYTES,
@@ -101,9 +102,8 @@ class WriteEntries:
             files=(BaseFile(CANONICAL_NAME, file),),
             format=CANONICAL_FORMAT,
         )
-        # As at a barrier: Spark calls when its clock has passed the timeout, a timer is due before.
         first_ms = entries.earliest_timer_ms
-        timeout_ms = None if first_ms is None else first_ms - 1
+        timeout_ms = None if first_ms is None else timeout_before(first_ms)
         return encode_handle(msgspec.structs.replace(handle, base=base, timeout_ms=timeout_ms))
 
 

@@ -42,7 +42,7 @@ from pyspark_ckpt.operator.rescale.ranges import (
     in_key_order,
     key_group_of_timer,
 )
-from pyspark_ckpt.operator.rescale.tasks import write_subtask
+from pyspark_ckpt.operator.rescale.tasks import timeout_before, write_subtask
 from pyspark_ckpt.operator.rescale.unify import UnifiedStates
 from pyspark_ckpt.operator.rows.key_groups import key_groups_of
 from pyspark_ckpt.operator.table.stored_keys import (
@@ -341,8 +341,9 @@ def _kept(
         first,
         states=states,
         base=BaseSnapshot(version, first.epoch, None, files, base.format, snapshot_id=snapshot_id),
-        # As at a barrier: Spark calls when its clock has passed the timeout.
-        timeout_ms=earliest_ms - 1 if has_same_clock and earliest_ms is not None else None,
+        timeout_ms=(
+            timeout_before(earliest_ms) if has_same_clock and earliest_ms is not None else None
+        ),
     )
 
 

@@ -39,12 +39,14 @@ from pyspark_ckpt.operator.rescale.entries import (
 )
 from pyspark_ckpt.operator.rescale.key_hashing import StoredKeyColumns
 from pyspark_ckpt.operator.rescale.unify import UnifiedStates
+from pyspark_ckpt.operator.state.kinds import StateKind, kind_of
 from pyspark_ckpt.operator.table.writes import in_frames
 from pyspark_ckpt.operator.task_failure import marks_errors
 from pyspark_ckpt.storage.open import Storage, open_storage
 from state_backends import Changes
 
 _BATCH_ENTRIES = 8192
+_FIRST_TIMEOUT_MS = -(1 << 63)
 _BATCH_BYTES = 4 << 20
 SUBTASK, HEAD, TAIL, VALUE = "subtask", "head", "tail", "value"
 MOVED_FIELDS = [
@@ -213,19 +215,33 @@ def write_subtask(
         entries=counted.entries,
         files=(BaseFile("state.chg", reference),),
     )
-    # As at a barrier: Spark calls when its clock has passed the timeout, a timer is due before.
     timeout_ms = None
     if counted.earliest_timer_ms is not None and has_same_clock:
-        timeout_ms = counted.earliest_timer_ms - 1
+        timeout_ms = timeout_before(counted.earliest_timer_ms)
     return msgspec.structs.replace(first, states=states, base=base, timeout_ms=timeout_ms)
 
 
-def newest_of(handles: Iterable[Handle]) -> Handle:
-    """Return the handle of the last epoch; of several, the handle of the first subtask.
+def timeout_before(timer_ms: int) -> int:
+    """Return the timeout of a subtask by its first timer, as at a barrier.
 
-    All new subtasks get its broadcast state.
+    Spark calls when its clock has passed the timeout, and a timer is due before.
     """
-    return min(handles, key=lambda handle: (-handle.epoch, handle.subtask))
+    return max(timer_ms, _FIRST_TIMEOUT_MS + 1) - 1
+
+
+def newest_of(handles: Iterable[Handle]) -> Handle:
+    """Return the handle whose broadcast state all new subtasks get.
+
+    It is that of the last epoch. Of several, it is the first one that has the broadcast states: an
+    edit gives a subtask that had no epoch none of them.
+    """
+    return min(handles, key=lambda handle: (-handle.epoch, -_copied(handle), handle.subtask))
+
+
+def _copied(handle: Handle) -> int:
+    return sum(
+        state.sweeps is None and kind_of(state) is StateKind.BROADCAST for state in handle.states
+    )
 
 
 class _Counted:

@@ -309,3 +309,36 @@ def test_broadcast_state_of_some_subtasks_stays_theirs(spark: SparkSession, tmp_
                 fork.run(each)
             shown.append((states.loc["rules", "subtasks"], rows, fork.result()))
         assert shown[0] == shown[1]
+
+
+class RulesOfInit(Rules):
+    """Writes the rules of its subtask itself."""
+
+    def init(self, handle: Any) -> None:
+        super().init(handle)
+        self.rules.updateValue(("a",), (3,))
+
+
+def test_broadcast_state_of_the_only_subtask_that_had_rows(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """The other subtasks get no empty copy, which would then count for all."""
+    job = Job(spark, tmp_path, Feed(tmp_path / "in"), RulesOfInit, "k string, rules string")
+    savepoints = str(tmp_path / "sp")
+    with session_conf(spark, {"spark.sql.shuffle.partitions": str(PARALLELISM)}):
+        counts = spark.createDataFrame([(k, 1) for k, _ in KEYS], "k string, n long")
+        edit = ckpt.edit_state(query=job.df()).put("op", "count", counts)
+        with ckpt.open_state(edit.save(savepoints).path) as snapshot:
+            view = snapshot.state("op", "count").to_arrow(subtask=PARALLELISM - 1)
+            key = view.read_all()["k"].to_pylist()[0]
+        job.feed.add([(key, 1)])
+        with job.running() as query:
+            query.processAllAvailable()
+            saved = query.triggerSavepoint(savepoints).path
+    assert [len(rules) for rules in rules_of(saved).values()] == [1]
+    edited = ckpt.edit_state(saved).change("op", "count", lambda rows: rows).save(savepoints).path
+    for path in (saved, edited):
+        with ckpt.open_state(path) as snapshot:
+            rules = snapshot.state("op", "rules").to_arrow().read_all().to_pylist()
+        assert rules == [{"name": "a", "factor": 3}]
+    assert ckpt.edit_state(edited).table("op", "rules").count() == 1

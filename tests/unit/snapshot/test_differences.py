@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
@@ -118,6 +119,39 @@ def test_broadcast_state_is_one_at_any_parallelism(before: int, after: int, valu
     changed = [{"change": "changed", "s": "limit", "old_n": 1, "new_n": value}]
     assert difference.to_arrow(UID, "rules").to_pylist() == (changed if value != 1 else [])
     assert difference.is_equal == (value == 1)
+
+
+def test_of_broadcast_state_the_copy_of_the_newest_subtask_counts(tmp_path: Path) -> None:
+    """A subtask without rows has an older copy until its next epoch, which is no change."""
+    made = MadeSavepoint(tmp_path, KEY, USERS)
+    saved = []
+    for limit, subtasks in ((1, [0, 1]), (2, [1]), (2, [0])):
+        made.epoch(
+            lambda handle: {"rules": handle.getBroadcastState("rules", TEXT, NUMBER)},
+            lambda states, _: None,
+            subtasks,
+            outside=lambda states, _, limit=limit: states["rules"].updateValue(
+                ("limit",), (limit,)
+            ),
+        )
+        saved.append(made.save(f"savepoint-{len(saved)}", canonical=True))
+    changed = ckpt.diff_state(saved[0], saved[1]).to_arrow(UID, "rules").to_pylist()
+    assert changed == [{"change": "changed", "s": "limit", "old_n": 1, "new_n": 2}]
+    assert ckpt.diff_state(saved[1], saved[2]).is_equal
+
+
+def test_a_row_with_nan_that_was_only_written_again_is_equal(tmp_path: Path) -> None:
+    made = MadeSavepoint(tmp_path, KEY, USERS)
+    saved = []
+    for kind in (T.IntegerType(), T.LongType()):
+        schema = T.StructType().add("x", "double").add("n", kind)
+        made.epoch(
+            lambda handle, schema=schema: {"s": handle.getValueState("s", schema)},
+            lambda states, of: states["s"].update((math.nan, len(saved) if of == USERS[0] else 7)),
+        )
+        saved.append(made.save(f"savepoint-{len(saved)}", canonical=True))
+    [changed] = ckpt.diff_state(*saved).to_arrow(UID, "s").to_pylist()
+    assert (changed["user"], changed["old_n"], changed["new_n"]) == ("u0", 0, 1)
 
 
 def test_names_of_keys_like_those_of_changes_and_values(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from pyspark_ckpt.formats.modes import TimeMode, TtlTime, TtlUpdate, TtlVisibili
 from pyspark_ckpt.migration import Migration
 from pyspark_ckpt.operator.durable.base_snapshot import read_base
 from pyspark_ckpt.operator.rescale.entries import Entry, Redistribution, numbered
-from pyspark_ckpt.operator.rescale.tasks import newest_of, write_subtask
+from pyspark_ckpt.operator.rescale.tasks import newest_of, timeout_before, write_subtask
 from pyspark_ckpt.operator.rescale.unify import UnifiedStates
 from pyspark_ckpt.operator.rows.key_groups import key_groups_of, subtask_of
 from pyspark_ckpt.operator.schema.report import ROWS_STATE
@@ -277,6 +277,12 @@ def test_the_written_subtask_is_what_its_handle_says(directory: Path, tmp_path: 
     assert (handle.segments, handle.sweep_from, handle.epoch) == ((), b"", 0)
     other = write_subtask(storage, first, merged.states, entries, has_same_clock=False)
     assert other.timeout_ms is None
+
+
+def test_the_timeout_of_the_first_possible_timer() -> None:
+    """A handle has no number below those of 64 bits."""
+    assert timeout_before(5) == 4
+    assert timeout_before(-(1 << 63)) == -(1 << 63)
 
 
 def test_two_entries_of_one_key_are_refused(tmp_path: Path) -> None:
