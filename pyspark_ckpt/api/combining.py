@@ -16,6 +16,7 @@ from pyspark_ckpt.combine.plan import COMBINE_ROWS, CombinationPlan, rows_combin
 from pyspark_ckpt.errors import PlanError
 from pyspark_ckpt.operator.plan.declared import parse_schema
 from pyspark_ckpt.operator.plan.operator import KeyedInput
+from pyspark_ckpt.operator.schema.evolution import same_type
 
 Stream = TypeVar("Stream", bound="CombiningStream")
 
@@ -28,6 +29,8 @@ class CombiningStream:
     keyed : KeyedInput
         The keyed DataFrame.
     """
+
+    _broadcast: DataFrame | None = None
 
     def __init__(self, keyed: KeyedInput) -> None:
         self._keyed = keyed
@@ -128,6 +131,7 @@ class CombiningStream:
         ['user', 'n']
         """
         _check_aggregates(aggregates, where(uid))
+        self._check_no_broadcast(where(uid))
         combination = Aggregates(aggregates, self._keyed.columns.schema, where(uid))
         return CombinationPlan(
             self._keyed, combination, uid, outputMode, beforeShuffle, ttlDurationMs
@@ -140,7 +144,7 @@ class CombiningStream:
         outputMode: str = "Update",
         *,
         uid: str | None = None,
-        beforeShuffle: bool = True,
+        beforeShuffle: bool | None = None,
         ttlDurationMs: int | None = None,
     ) -> DataFrame:
         """Keep for each key what a function makes of its rows, as Arrow tables.
@@ -161,8 +165,9 @@ class CombiningStream:
             ``Update`` or ``Append``.
         uid : str, optional
             The operator's stable name, as for :meth:`transformWithState`.
-        beforeShuffle : bool
-            Whether the function is called before the shuffle.
+        beforeShuffle : bool, optional
+            Whether the function is called before the shuffle; by default unless a column has a
+            nested or collated type.
         ttlDurationMs : int, optional
             Forget a key so many milliseconds of processing time behind its last row.
 
@@ -188,6 +193,7 @@ class CombiningStream:
         ...     longest, "size int", uid="longest"
         ... )
         """
+        self._check_no_broadcast(where(uid))
         schema = stateStructType
         if not isinstance(schema, T.StructType):
             schema = parse_schema(schema)
@@ -195,7 +201,8 @@ class CombiningStream:
         wrong = [
             field.simpleString()
             for field in schema.fields
-            if field.name not in rows.names or rows[field.name].dataType != field.dataType
+            if field.name not in rows.names
+            or not same_type(rows[field.name].dataType, field.dataType, nullability=False)
         ]
         if wrong or not schema.fields:
             raise PlanError(
@@ -208,6 +215,13 @@ class CombiningStream:
         return CombinationPlan(
             self._keyed, combination, uid, outputMode, beforeShuffle, ttlDurationMs
         ).build()
+
+    def _check_no_broadcast(self, where: str) -> None:
+        if self._broadcast is not None:
+            raise PlanError(
+                f"{where}: combine and combineInArrow have no processor that gets the rows of "
+                "connectBroadcast: leave one of the two out"
+            )
 
 
 def _check_aggregates(aggregates: object, where: str) -> None:

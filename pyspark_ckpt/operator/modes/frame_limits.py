@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from pyspark_ckpt.settings.values import size_bytes
+
 _ROWS_KEY = "spark.sql.execution.arrow.maxRecordsPerBatch"
 _BYTES_KEY = "spark.sql.execution.arrow.maxBytesPerBatch"
 _NO_BYTES = 2**31 - 1
@@ -38,7 +40,7 @@ class FrameLimits:
         get
             Returns the value of a key, or the default that is given with it.
         """
-        return cls(int(get(_ROWS_KEY, "10000")), int(get(_BYTES_KEY, str(_NO_BYTES))))
+        return cls(int(get(_ROWS_KEY, "10000")), size_bytes(get(_BYTES_KEY, str(_NO_BYTES))))
 
     def rows_of_frames(self, rows: int, size_bytes: Callable[[], int]) -> int:
         """Return how many of a part's rows make one frame.

@@ -30,7 +30,7 @@ from pyspark_ckpt.operator.rows.output import CHUNK_ROWS, OutputRows
 from pyspark_ckpt.operator.rows.sent_rows import SentRows
 from pyspark_ckpt.operator.table.part_keys import StoredKey
 from pyspark_ckpt.operator.values.arrow_forms import whole
-from pyspark_ckpt.operator.values.pandas import yielded_values
+from pyspark_ckpt.operator.values.pandas import holds_instants, yielded_values
 
 _INTEGERS = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
 _FLOATS = (T.FloatType, T.DoubleType)
@@ -57,7 +57,9 @@ class PandasOutput:
         self._array_kinds = "i" if _all_in(kinds, _INTEGERS) else "if" * _all_in(kinds, _FLOATS)
         self._may_change = [may_change(field.dataType) for field in output_rows.schema.fields]
         zone = output_rows.time_zone
-        self._zone = None if zone is None else string_to_tzinfo(zone)
+        # Spark knows zones that Arrow does not, and without an instant none is needed.
+        needs_zone = any(holds_instants(field.dataType) for field in output_rows.schema.fields)
+        self._zone = string_to_tzinfo(zone) if needs_zone and zone is not None else None
         self._frames: list[_Numbers | _Columns] = []
         self._rows = 0
 

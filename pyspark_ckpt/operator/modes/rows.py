@@ -133,11 +133,12 @@ class RowsOutput:
         self._check(output)
         rows = self._rows
         full = len(rows) + CHUNK_ROWS
+        output = iter(output)  # once: a second iterator would run the processor's code again
         first = islice(output, CHUNK_ROWS)
         rows.extend(map(self._kept, first) if self._may_change else first)
         if len(rows) < full:  # nearly always
             return None
-        return output if isinstance(output, Iterator) else islice(output, CHUNK_ROWS, None)
+        return output
 
     def cut(self, rows: int) -> None:
         """Remove the rows behind the first `rows`, which a call yielded before it raised."""

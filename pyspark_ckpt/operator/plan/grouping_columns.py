@@ -78,8 +78,13 @@ def _plain_name(df: DataFrame, column: str | Column) -> str | None:
         return None  # `_derived_name` raises an error with the reason
     if len(selected.columns) != 1:
         return None
-    attribute = _analyzed(selected).output().head()
-    return str(attribute.name()) if _analyzed(df).outputSet().contains(attribute) else None
+    wanted = _analyzed(selected).output().head().exprId()
+    own = _analyzed(df).output()
+    # By its id: the selected one has the name as the user wrote it, in capitals or not.
+    return next(
+        (name for place, name in enumerate(df.columns) if own.apply(place).exprId().equals(wanted)),
+        None,
+    )
 
 
 def _analyzed(df: DataFrame) -> Any:

@@ -143,6 +143,17 @@ def _times(
     return series if nulls is None else series.mask(nulls)
 
 
+def holds_instants(data_type: T.DataType) -> bool:
+    """Return whether a type is that of instants, or holds them inside."""
+    if isinstance(data_type, T.ArrayType):
+        return holds_instants(data_type.elementType)
+    if isinstance(data_type, T.MapType):
+        return holds_instants(data_type.keyType) or holds_instants(data_type.valueType)
+    if isinstance(data_type, T.StructType):
+        return any(holds_instants(field.dataType) for field in data_type.fields)
+    return isinstance(data_type, T.TimestampType)
+
+
 def yielded_values(data_type: T.DataType, zone: datetime.tzinfo | None) -> Converter:
     """Return a function from a value of an object column that is yielded to what writers take.
 

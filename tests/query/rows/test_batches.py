@@ -15,6 +15,7 @@ from pyspark.sql.streaming import StatefulProcessor
 from pyspark_ckpt import BatchProcessor, StateValueError
 from tests.query.harness import BACKEND, OFTEN, Feed, Job
 from tests.query.model import in_order
+from tests.query.session_conf import session_conf
 from tests.query.timed import ORIGIN_MS, at, timed_feed
 
 INPUT = "k string, g int, v long, w string, u long"
@@ -127,6 +128,34 @@ class BatchAlarm(BatchProcessor):
         assert self.last.get() == (fired,)
         self.last.clear()
         yield pd.DataFrame({"k": [key[0]], "what": "fired", "v": fired - ORIGIN_MS})
+
+
+class Keys(BatchProcessor):
+    """Yields the keys as they come."""
+
+    def init(self, handle: Any) -> None:
+        self.seen = handle.getValueState("seen", "n long")
+
+    def handleInputBatch(
+        self, keys: pd.DataFrame, rows: pd.DataFrame, timerValues: Any
+    ) -> Iterator[pd.DataFrame]:
+        self.seen.updateMany(keys, pd.DataFrame({"n": 1}, index=keys.index))
+        yield keys.assign(n=rows.groupby(level=0).size())
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("numbers", [[1, 2], [1_700_000_000_000_000_123, -(2**63), 2**63 - 1]])
+def test_long_keys_beside_a_null_keep_their_digits(job: Job, numbers: list[int]) -> None:
+    keys = [*numbers, None]
+    schema = pa.schema([("k", pa.int64()), ("v", pa.int64())])
+    feed = Feed(job.base / "long", schema, "k long, v long")
+    job = job.but(feed=feed, processor=Keys, output="k long, n long")
+    feed.add([(k, 1) for k in keys] * 2)
+    with session_conf(job.spark, {"spark.sql.shuffle.partitions": "1"}):
+        job.but(method="transformWithStateInBatches").run()
+    assert job.result() == in_order([(k, 2) for k in keys])
 
 
 def test_timers(job: Job, tmp_path: Path) -> None:

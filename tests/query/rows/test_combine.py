@@ -257,9 +257,27 @@ def test_where_rows_are_combined(spark: SparkSession) -> None:
     assert by_struct.combine({"n": ckpt.Count()}, uid="x").collect() == [(("a",), 1)]
 
 
+def test_a_function_over_nested_columns_is_called_behind_the_shuffle(spark: SparkSession) -> None:
+    """By default, whatever the stream says of nulls inside of them."""
+    df = spark.createDataFrame([("a", 1), ("a", 2)], "k string, v int")
+    nested = ckpt.key_by(df.select("k", F.array(F.lit(1)).alias("tags")), "k")
+
+    def first(table: pa.Table, keys: list[str]) -> pa.Table:
+        return table.slice(0, 1)
+
+    combined = nested.combineInArrow(first, "tags array<int>", uid="x")
+    assert not is_combined_before(combined)
+    assert combined.collect() == [("a", [1])]
+
+
 def test_what_is_refused(spark: SparkSession) -> None:
     df = spark.createDataFrame([("a", 1)], "k string, v int")
     keyed = ckpt.key_by(df, "k")
+    connected = keyed.connectBroadcast(df)
+    with pytest.raises(PlanError, match="no processor that gets the rows of connectBroadcast"):
+        connected.combine({"n": ckpt.Count()}, uid="x")
+    with pytest.raises(PlanError, match="no processor that gets the rows of connectBroadcast"):
+        connected.combineInArrow(summed, "v int", uid="x")
     with pytest.raises(PlanError, match=r"\['k'\] are keys and results"):
         keyed.combine({"k": ckpt.Count()}, uid="x")
     with pytest.raises(PlanError, match=r"names \['key_position'\] are taken"):

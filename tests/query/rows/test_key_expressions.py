@@ -99,6 +99,16 @@ def test_the_keys_are_those_of_group_by(job: Job, make_keys: MakeKeys) -> None:
     assert (first.names, first.row) == (",".join(names), ",".join(df.columns))
 
 
+def test_a_name_in_other_letters_is_that_of_the_column(job: Job) -> None:
+    df = job.spark.createDataFrame(ROWS, SCHEMA)
+    output = ckpt.key_by(df, "K").transformWithStateInBatches(
+        SeenInBatches(), OUTPUT, "Append", "None"
+    )
+    expected = grouped(df, "K")
+    assert {row.key for row in output.collect()} == {shown(row[:-1]) for row in expected}
+    assert ckpt.key_by(df, F.col("K")).combine({"n": ckpt.Count()}, uid="x").columns == ["k", "n"]
+
+
 @pytest.mark.wide
 def test_restored_at_another_parallelism(job: Job) -> None:
     """The state is found by the expression's value, and an alias of the same name is one key."""

@@ -23,9 +23,11 @@ SIZE_BYTES = 16 * ROWS
         ("10000", 160, 10),
         ("3", 160, 3),
         ("-1", 160, 10),
+        ("10000", "1kb", 64),
+        ("10000", "64mb", 10_000),
     ],
 )
-def test_the_smaller_limit_counts(rows: str, size_bytes: int, wanted: int) -> None:
+def test_the_smaller_limit_counts(rows: str, size_bytes: int | str, wanted: int) -> None:
     conf = {
         "spark.sql.execution.arrow.maxRecordsPerBatch": rows,
         "spark.sql.execution.arrow.maxBytesPerBatch": str(size_bytes),

@@ -163,3 +163,23 @@ def test_small_tables_leave_before_they_are_too_large_together(
         taken = [batch for call in calls for batch in steps_of(output, call)]
         assert [batch.num_rows for batch in taken] == [2] * 25
         assert [n for batch in taken for n in batch.column(0).to_pylist()] == list(range(50))
+
+
+class Once:
+    """Rows that are counted where they are made; it is no iterator itself."""
+
+    def __init__(self, rows: int) -> None:
+        self._numbers = range(rows)
+        self.made = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        for row in as_rows(self._numbers):
+            self.made += 1
+            yield row
+
+
+def test_what_is_no_iterator_is_iterated_once() -> None:
+    """The processor may write state where it makes a row."""
+    rows = Once(2 * CHUNK_ROWS + 5)
+    found = list(batches_of(RowsOutput(OutputRows(SCHEMA, "operator 'op'")), rows))
+    assert sum(batch.num_rows for batch in found) == rows.made == 2 * CHUNK_ROWS + 5

@@ -111,6 +111,26 @@ def test_integers_are_coerced_to_decimals_if_the_session_says_so() -> None:
 
 
 @pytest.mark.parametrize(
+    ("kind", "needs"),
+    [
+        (T.LongType(), False),
+        (T.TimestampNTZType(), False),
+        (T.MapType(T.StringType(), T.StructType().add("at", "timestamp")), True),
+    ],
+)
+def test_a_zone_that_arrow_does_not_know_counts_for_instants_only(
+    kind: T.DataType, needs: bool
+) -> None:
+    schema = T.StructType([T.StructField("a", kind)])
+    rows = OutputRows(schema, "an_operator", time_zone="GMT+8:00 of nowhere")
+    if needs:
+        with pytest.raises(Exception, match="nowhere"):
+            PandasOutput(rows)
+    else:
+        PandasOutput(rows)
+
+
+@pytest.mark.parametrize(
     ("kind", "values"),
     [
         (T.LongType(), [1, 2, 3]),
