@@ -44,6 +44,7 @@ from pyspark_ckpt.sessions import connect
 from pyspark_ckpt.sessions.kind import is_connect
 from pyspark_ckpt.spark.conf import READ_BY_PLAN_CHECK, WATERMARK_PER_OPERATOR
 from pyspark_ckpt.spark.query import end_after_epoch
+from pyspark_ckpt.spark.session import python_session
 from pyspark_ckpt.storage.open import LocalStorage, Storage, open_storage
 
 logger = library_logger(__name__)
@@ -55,7 +56,7 @@ def own_session(spark: SparkSession, conf: Mapping[str, str]) -> SparkSession:
     """Return a copy of a session, with its conf, views and functions, and with this conf."""
     if is_connect(spark):
         return connect.new_session(spark, conf)
-    session = SparkSession(spark.sparkContext, spark._jsparkSession.cloneSession())
+    session = python_session(spark, spark._jsparkSession.cloneSession())
     for key, value in conf.items():
         session.conf.set(key, value)
     return session

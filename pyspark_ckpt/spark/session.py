@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
-from pyspark import SparkContext
+from pyspark import RDD, SparkContext
 from pyspark.sql import DataFrame, GroupedData, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
@@ -23,6 +24,8 @@ STATE_STORE_PROVIDERS = frozenset(
 
 _STATE_STORE_SETTINGS = "spark.sql.streaming.stateStore."
 _SPARK = "spark."
+
+_making_session = threading.Lock()
 
 _STRING = "java.lang.String"
 _BETWEEN = "\0"
@@ -93,6 +96,25 @@ def settings_of(spark: SparkSession) -> dict[str, str]:
     return dict(zip(keys, values, strict=True))
 
 
+def python_session(spark: SparkSession, java_session: Any) -> SparkSession:
+    """Return a session of Spark's as a session of PySpark, beside that of the user.
+
+    PySpark lets ``rdd.toDF()`` make frames of the session object that was made last. It goes on to
+    make those of the session that it did.
+    """
+    with _making_session:
+        before = getattr(RDD, "toDF", None)
+        session = SparkSession(spark.sparkContext, java_session)
+        if before is not None and _is_of(getattr(RDD, "toDF", None), session):
+            RDD.toDF = before  # type: ignore[method-assign]
+    return session
+
+
+def _is_of(to_df: Any, session: SparkSession) -> bool:
+    cells = getattr(to_df, "__closure__", None) or ()
+    return any(cell.cell_contents is session for cell in cells)
+
+
 def reading_session(spark: SparkSession) -> SparkSession:
     """Return a new session that reads Spark's state store as the query does.
 
@@ -101,7 +123,7 @@ def reading_session(spark: SparkSession) -> SparkSession:
     """
     if is_connect(spark):
         return connect.new_session(spark)
-    session = spark.newSession()
+    session = python_session(spark, spark._jsparkSession.newSession())
     for key, value in settings_of(spark).items():
         if key.startswith(_STATE_STORE_SETTINGS) or not key.startswith(_SPARK):
             session.conf.set(key, value)

@@ -216,6 +216,16 @@ def test_views_of_the_session(job: Job) -> None:
     assert seen == [(20, 20)]
 
 
+def test_frames_of_rdds_stay_frames_of_the_session(job: Job) -> None:
+    """PySpark lets ``toDF`` use the session object that was made last."""
+    spark = job.spark.newSession()
+    job = job.but(spark=spark)
+    job.feed.add(events_of(0))
+    job.run()
+    frame = spark.sparkContext.parallelize([(1,)]).toDF(["n"])  # type: ignore[attr-defined]
+    assert frame.sparkSession is spark
+
+
 class Slow(Reveal):
     """A processor whose initial state waits for a write into a pipe."""
 
