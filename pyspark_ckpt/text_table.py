@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from io import StringIO
@@ -12,6 +13,9 @@ from rich.table import Table
 from rich.text import Text
 
 _RULE_BELOW_HEADER = Box("    \n    \n -- \n    \n    \n    \n    \n    \n", ascii=True)
+_OTHER_BREAKS = re.compile("[\x0b\x0c\x1c-\x1e\x85\u2028\u2029]")
+"""What Python and Rich take for line breaks, too; in a stored name it would forge a line."""
+
 _ANY_WIDTH = 1_000_000  # a cell is wrapped at its own width, never at that of some terminal
 
 
@@ -46,12 +50,13 @@ def text_pairs(pairs: Mapping[str, object]) -> str:
     """Return a name and its value on each line, the values aligned; no line break at the end."""
     grid = Table.grid(padding=(0, 2, 0, 0))
     for name, value in pairs.items():
-        grid.add_row(Text(name), Text(str(value)))
+        grid.add_row(Text(name), Text(_OTHER_BREAKS.sub("?", str(value))))
     return _printed(grid)
 
 
 def _wrapped(text: str, width: int) -> str:
     # Rich would make the column as wide as the limit; so its text is wrapped before.
+    text = _OTHER_BREAKS.sub("?", text)
     return "\n".join(textwrap.wrap(text, width, break_on_hyphens=False))
 
 

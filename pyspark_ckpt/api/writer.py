@@ -41,7 +41,7 @@ def write_stream(df: Program) -> CheckpointedStreamWriter:
     df : DataFrame or callable
         A streaming DataFrame with at least one operator of this library, or a function without
         arguments that returns one. A query that is given as a function can be rescaled in place.
-        The function is called at the start, and for each new number of subtasks.
+        The function is called here, and for each new number of subtasks.
 
     Returns
     -------
@@ -381,7 +381,7 @@ class CheckpointedStreamWriter(SinkWriter):
         spark = self._stream.sparkSession
         settings = self._settings(spark)
         if parallelism is not None:
-            settings = replace(settings, parallelism=parallelism)
+            settings = settings.with_values("location", parallelism=parallelism)
         operators = operators_of(self._stream)
         source_ids(self._stream)  # refuses what cannot be checkpointed before anything starts
         check_workers(spark)
@@ -487,9 +487,9 @@ class CheckpointedStreamWriter(SinkWriter):
 
     def _settings(self, spark: SparkSession) -> Settings:
         settings = self._read_settings()
-        return replace(
+        settings = replace(
             settings,
             checkpoints_directory=shared_directory(spark, settings.checkpoints_directory),
             savepoints_directory=shared_directory(spark, settings.savepoints_directory),
-            **self._restore_from,
         )
+        return settings.with_values("restoreFrom", **self._restore_from)

@@ -45,21 +45,26 @@ def as_json(fields: dict[str, Any]) -> str:
 
 
 def json_text(value: Any, indent: int | None = None) -> str:
-    """Return a value as JSON; numbers that JSON does not have are texts: ``NaN``, ``Infinity``."""
+    """Return a value as JSON; numbers and keys that JSON does not have are texts, as ``NaN``."""
     try:
         return json.dumps(value, indent=indent, default=str, allow_nan=False)
-    except ValueError:
-        return json.dumps(_with_finite(value), indent=indent, default=str, allow_nan=False)
+    except (ValueError, TypeError):
+        return json.dumps(_as_json(value), indent=indent, default=str, allow_nan=False)
 
 
-def _with_finite(value: Any) -> Any:
+def _as_json(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _with_finite(each) for name, each in value.items()}
+        return {_as_key(name): _as_json(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
-        return [_with_finite(each) for each in value]
+        return [_as_json(each) for each in value]
     if isinstance(value, float) and not math.isfinite(value):
         return json.dumps(value)
     return value
+
+
+def _as_key(name: Any) -> Any:
+    is_finite = not isinstance(name, float) or math.isfinite(name)
+    return name if isinstance(name, str | int | float) and is_finite else str(name)
 
 
 def failure(error: Exception) -> dict[str, Any]:

@@ -69,9 +69,13 @@ def prove(arguments: Namespace) -> Result:
             candidate = query_of(arguments.candidate, spark)
         parent = open_storage(arguments.directory or own)
         with shadow_of_location(location, original, candidate, rules, parent) as found:
-            has_ended = found.awaitTermination(arguments.timeout)
-            if not has_ended:
-                found.stop()
+            try:
+                has_ended = found.awaitTermination(arguments.timeout)
+                if not has_ended:
+                    found.stop()
+            except Exception:
+                if not found.report.epochs:
+                    raise  # else the report says what failed, beside what was found before
         report = found.report
     return reported(report, None if arguments.html is None else Path(arguments.html))
 

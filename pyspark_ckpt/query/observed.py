@@ -16,6 +16,7 @@ from pyspark_ckpt.formats.origin import Restore
 from pyspark_ckpt.history.captures import Capture
 from pyspark_ckpt.history.frames import as_frame
 from pyspark_ckpt.history.history_frame import History
+from pyspark_ckpt.history.log import HistoryEntry
 from pyspark_ckpt.live.run_states import LiveStates
 from pyspark_ckpt.live.states import LiveState
 from pyspark_ckpt.live.view import QueryView, watch
@@ -346,9 +347,14 @@ class ObservedQuery(StreamingQuery):
         return self._view().read().html(f"Query {self.name or self.id}")
 
     def _view(self) -> QueryView:
-        return QueryView(
-            self._facts, partial(progress_since, self._query), self._coordinator.entries
-        )
+        return QueryView(self._facts, self._progress_since, self._entries)
+
+    # Of the run that there is: the query may be restarted in place while it is watched.
+    def _progress_since(self, epoch: int | None) -> list[dict[str, Any]]:
+        return progress_since(self._query, epoch)
+
+    def _entries(self) -> list[HistoryEntry]:
+        return self._coordinator.entries()
 
     def _facts(self) -> dict[str, object]:
         restore = self._restore

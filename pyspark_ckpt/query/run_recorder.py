@@ -62,6 +62,8 @@ _MOST_OPERATOR_EPOCHS = 2000
 _MOST_ERROR = 16 << 10
 _PATIENCE_S = 10.0
 _PASSWORD = re.compile(r"://[^/@:\s]*:[^/@\s]*@")
+_URL_QUERY = re.compile(r"(://[^\s?]*\?)\S+")
+"""What follows ``?`` in a URL, where some services want a key."""
 
 
 class RunRecorder(CheckpointListener):
@@ -274,24 +276,14 @@ def run_started(
 
 
 def settings_in_force(settings: Settings) -> tuple[SettingInForce, ...]:
-    """Return every setting with its value and where it came from, without passwords in URLs."""
+    """Return every setting with its value and where it came from, without secrets in URLs."""
     found = []
     for setting in SETTINGS:
         given = settings.given.get(setting.key)
-        if given is not None:
-            value, source = given
-        elif setting.field is not None and getattr(settings, setting.field) != getattr(
-            Settings(), setting.field
-        ):
-            value, source = _text(getattr(settings, setting.field)), "restoreFrom"
-        else:
-            value, source = setting.default or setting.without, "default"
-        found.append(SettingInForce(setting.key, _PASSWORD.sub("://***@", value), source))
+        value, source = given or (setting.default or setting.without, "default")
+        value = _URL_QUERY.sub(r"\1***", _PASSWORD.sub("://***@", value))
+        found.append(SettingInForce(setting.key, value, source))
     return tuple(found)
-
-
-def _text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def checkpoint_record(

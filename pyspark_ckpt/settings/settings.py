@@ -10,7 +10,8 @@ To add a setting, add a field to :class:`Settings` and an entry to ``SETTINGS`` 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from enum import Enum
 from typing import Any
 
 from pyspark_ckpt.errors import ConfigurationError
@@ -45,7 +46,8 @@ class Materialization:
 class Settings:
     """The settings of one query, parsed and checked.
 
-    `given` has the text of each key that was given, and where: ``option`` or ``conf``.
+    `given` has the text of each key that was given, and where: ``option``, ``conf``,
+    ``restoreFrom``, or ``location`` for what the query's location has.
     """
 
     backend_type: str = "rocksdb"
@@ -95,6 +97,15 @@ class Settings:
     opentelemetry_interval_ms: int = 10_000
     given: Mapping[str, tuple[str, str]] = field(default_factory=dict, compare=False)
 
+    def with_values(self, source: str, **values: Any) -> Settings:
+        """Return the settings with other values of some fields, which `source` has given."""
+        given = {
+            setting.key: (_text(values[setting.field]), source)
+            for setting in KEYS.values()
+            if setting.field in values
+        }
+        return replace(self, **values, given={**self.given, **given})
+
     @property
     def materialization(self) -> Materialization:
         """When a changelog becomes a new base snapshot."""
@@ -119,6 +130,12 @@ def read_settings(conf: Mapping[str, str], options: Mapping[str, str]) -> Settin
         key: (str(value), "option" if key in options else "conf") for key, value in given.items()
     }
     return Settings(**{name: value for name, value in parsed if name is not None}, given=sources)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, Enum):
+        return str(value.value)
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def is_ckpt_option(key: str) -> bool:

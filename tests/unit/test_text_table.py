@@ -37,3 +37,10 @@ def test_a_cell_is_as_wide_as_its_text() -> None:
 def test_pairs_are_aligned() -> None:
     assert text_pairs({"path": "/a b", "n": 7}) == "path  /a b\nn     7"
     assert text_pairs({}) == ""
+
+
+def test_what_is_no_line_break_here_breaks_no_line() -> None:
+    """A stored name may have it."""
+    name = "x\u2028operator good\x85y\x1cz"
+    assert text_table(["name"], [[name]]).splitlines()[-1] == "x?operator good?y?z"
+    assert text_pairs({"name": name}) == "name  x?operator good?y?z"

@@ -270,8 +270,10 @@ def _heaviest(
                 has_grown = row["__bytes_count"] > 1  # one row is no growth, and a look is dear
                 limit.rest()
                 is_asked = has_grown and not limit.is_over
-                known[key] = (
-                    before.rows_of(*key).num_rows if before is not None and is_asked else None
+                known[key] = (  # with expired entries, as the sample
+                    before.rows_of(*key, include_expired=True).num_rows
+                    if before is not None and is_asked
+                    else None
                 )
             text = tuple(None if each is None else _text(each) for each in key)
             found.append(HeavyKey(text, row["__bytes_count"], row["__bytes_sum"], known[key]))

@@ -47,6 +47,7 @@ _SOURCES = {
     "option": "an option of the writer",
     "conf": "Spark's conf",
     "restoreFrom": "restoreFrom(...)",
+    "location": "the query's location, or rescale(...)",
 }
 
 

@@ -17,6 +17,7 @@ _CHECKPOINT_MEANINGS = {
     "verification": "the driver checks that all files are there",
     "publish": "the driver writes _metadata, which makes the checkpoint complete",
     "new": "files that the checkpoint before does not refer to",
+    "not known to be new": "the first checkpoint of a run",
 }
 _ROWS = ("epochs", "checkpoints", "savepoints", "aborted", "failures")
 
@@ -65,12 +66,16 @@ def sizes_chart(timeline: Timeline, place: QueryPlace) -> Chart:
     """Return the sizes of checkpoints."""
     bars = []
     for each in timeline.recorded[-EPOCHS_DRAWN:]:
-        new = each.size_bytes if each.new_bytes is None else each.new_bytes
-        parts = {"new": new, "in the checkpoint before": max(each.size_bytes - new, 0)}
+        if each.new_bytes is None:  # the first of a run: what the one before had is not known
+            parts = {"not known to be new": each.size_bytes}
+        else:
+            old = max(each.size_bytes - each.new_bytes, 0)
+            parts = {"new": each.new_bytes, "in the checkpoint before": old}
         href = _checkpoint_href(timeline, place, each.checkpoint_id)
         bars.append(Bar(f"chk-{each.checkpoint_id}", parts, href))
     title = "Size of checkpoints: full and incremental"
-    chart = stacked_bars(title, bars, ("new", "in the checkpoint before"), bytes_text)
+    names = ("new", "in the checkpoint before", "not known to be new")
+    chart = stacked_bars(title, bars, names, bytes_text)
     return replace(chart, meanings=_CHECKPOINT_MEANINGS)
 
 

@@ -24,20 +24,24 @@ import re
 import secrets
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 import msgspec
 
 from pyspark_ckpt.clock import now_ms
 from pyspark_ckpt.errors import CorruptFileError, StateValueError
 from pyspark_ckpt.formats.layout import RELEASES
+from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.storage.base import Storage
 from pyspark_ckpt.storage.corrupt_file import JSON_ERRORS
+
+logger = library_logger(__name__)
 
 _ARMED = f"{RELEASES}/armed"
 _REQUEST = re.compile(r"[0-9]{15}-[0-9a-f]{16}\.request\.json")
 _EPOCH = re.compile(r"epoch-([0-9]{1,9})-([0-9]{1,18})\.json")
 
+_HEXADECIMAL = msgspec.Meta(pattern="^([0-9a-f]{2})*$")
 MAX_BYTES = 4 << 20
 """Of a request. A decision takes so many bytes of requests, and at least one request."""
 
@@ -50,7 +54,7 @@ class Release(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Keys of an operator that are released: stored keys as hexadecimal digits, or all."""
 
     uid: str
-    keys: tuple[str, ...] | None = None
+    keys: tuple[Annotated[str, _HEXADECIMAL], ...] | None = None
 
 
 class ReleaseRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -174,9 +178,9 @@ class ReleaseFiles:
         before = self._newest_before(epoch, names)
         done = () if before is None else self._decision(before).done
         waiting = sorted(n for n in names if _REQUEST.fullmatch(n) and n not in done)
-        releases = self._taken(waiting)
+        taken = self._taken(waiting)
         kept = [name for name in done if name in names]
-        decision = Decision(releases=releases, done=(*kept, *waiting[: len(releases)]))
+        decision = Decision(releases=tuple(taken.values()), done=(*kept, *taken))
         try:
             self._storage.write(self._path(epoch), [msgspec.json.encode(decision)])
         except FileExistsError:
@@ -184,16 +188,29 @@ class ReleaseFiles:
         self._trim(epoch, names, done)
         return decision
 
-    def _taken(self, waiting: Sequence[str]) -> tuple[Release, ...]:
-        """Return the first requests, as many as one decision takes; others wait for the next."""
-        taken: list[Release] = []
+    def _taken(self, waiting: Sequence[str]) -> dict[str, Release]:
+        """Return the first requests by their names, as many as one decision takes.
+
+        Others wait for the next. So do those that this user may not read: a request of somebody
+        else must not end the query.
+        """
+        taken: dict[str, Release] = {}
         size_bytes = 0
         for name in waiting:
-            size_bytes += self._storage.size_bytes(f"{RELEASES}/{name}") or 0
-            if taken and size_bytes > MAX_BYTES:
-                break
-            taken.append(self._requested(name))
-        return tuple(taken)
+            path = f"{RELEASES}/{name}"
+            try:
+                size_bytes += self._storage.size_bytes(path) or 0
+                if taken and size_bytes > MAX_BYTES:
+                    break
+                taken[name] = self._requested(name)
+            except PermissionError as exc:
+                logger.warning(
+                    "%s releases nothing, because this user may not read it (%s): let the user of "
+                    "the executors read it, or delete it and release the keys again",
+                    self._storage.url_of(path),
+                    exc,
+                )
+        return taken
 
     def decided(self, epoch: int) -> Decision | None:
         """Return what an epoch releases, ``None`` if no task has decided it."""

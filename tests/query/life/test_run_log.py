@@ -14,6 +14,7 @@ from pyspark_ckpt.history.run_record import RunEnded, RunStarted
 from pyspark_ckpt.storage.open import LocalStorage
 from tests.query.harness import INTERVAL, OFTEN, Job
 from tests.query.model import Count
+from tests.query.session_conf import session_conf
 
 
 class Failing(Count):
@@ -123,4 +124,10 @@ def test_a_restored_query_records_that_and_a_new_run_gets_its_own_records(job: J
     (path,) = [each for each in starts[0].settings if each.key.endswith("state-recovery.path")]
     assert path.source == "restoreFrom"
     assert path.value == newest
+    with session_conf(job.spark, {path.key: "/elsewhere"}):  # what is called for wins
+        other = job.but(location="other", out="other_out")
+        other.run(restore=newest)
+    (started, _) = runs_of(other).starts_and_ends()
+    assert isinstance(started, RunStarted)
+    assert path in started.settings
     assert [type(each) for each in records] == [RunStarted, RunEnded] * 2

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import datetime
+import json
+import math
 from pathlib import Path
 
 import pytest
 
 import pyspark_ckpt as ckpt
 from pyspark_ckpt.cli.main import main
+from pyspark_ckpt.cli.output import json_text
 from pyspark_ckpt.cli.spark_commands import reported
 
 
@@ -38,3 +42,10 @@ def test_a_report_is_shown_though_it_could_not_be_written(tmp_path: Path) -> Non
     assert written.is_answer
     assert "html_error" not in written.fields
     assert "40 rows" in (tmp_path / "report.html").read_text()
+
+
+def test_maps_with_any_keys_are_json() -> None:
+    row = {"at": {datetime.date(2024, 5, 1): 1, (1, "a"): math.nan}, "n": {math.inf: 1, None: 2}}
+    found = json.loads(json_text(row))
+    assert found["at"] == {"2024-05-01": 1, "(1, 'a')": "NaN"}
+    assert found["n"] == {"inf": 1, "None": 2}

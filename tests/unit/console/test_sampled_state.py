@@ -168,6 +168,20 @@ def test_keys_of_one_row_are_not_looked_up_in_the_older_snapshot(
     assert [(each.rows, each.rows_before) for each in found] == [(1, None)] * 5
 
 
+def test_a_key_whose_entries_expired_has_not_grown(savepoint: MadeSavepoint) -> None:
+    """The sample has expired entries, too: both snapshots are asked alike."""
+
+    def init(handle: ProcessorHandle) -> dict[str, Any]:
+        return {"visits": handle.getListState("visits", NUMBER, StateTtlConfig(HOUR_MS))}
+
+    savepoint.epoch(init, lambda states, _: states["visits"].put([(1,), (2,), (3,)]))
+    savepoint.time_ms += 2 * HOUR_MS
+    path = savepoint.save("s", canonical=True)
+    with ckpt.open_state(path) as newer, ckpt.open_state(path) as older:
+        found = sample_of(newer, UID, "visits", older).heaviest
+    assert [(each.rows, each.rows_before) for each in found] == [(3, 3)] * 5
+
+
 NULLABLE = T.StructType().add("name", "string").add("tags", T.ArrayType(T.StringType()))
 
 

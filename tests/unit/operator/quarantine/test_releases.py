@@ -136,3 +136,41 @@ def test_a_file_of_somebody_else_is_refused(files: ReleaseFiles, tmp_path: Path)
     bad.write_text('{"release": {"uid": 3}}')
     with pytest.raises(CorruptFileError, match="delete it"):
         files.decide(0)
+
+
+class OfAnotherUser(LocalStorage):
+    """A storage whose requests this user may not read, while `hidden` names them."""
+
+    hidden = ""
+
+    def read(self, relative: str) -> bytes:
+        if self.hidden and self.hidden in relative:
+            raise PermissionError(13, "Permission denied", relative)
+        return super().read(relative)
+
+
+def test_a_request_that_may_not_be_read_ends_no_query(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It waits, and the others are carried out, each once."""
+    storage = OfAnotherUser(tmp_path)
+    files = ReleaseFiles(storage)
+    files.arm(BEFORE_ALL)
+    storage.hidden = files.request(release(b"a"))
+    files.request(release(b"b"))
+    assert keys(files.decide(0)) == {b"b"}
+    assert "may not read it" in caplog.text
+    assert keys(files.decide(1)) == set()
+    storage.hidden = ""
+    assert keys(files.decide(2)) == {b"a"}
+    assert keys(files.decide(3)) == set()
+
+
+def test_keys_that_are_no_hexadecimal_digits_are_refused(
+    files: ReleaseFiles, tmp_path: Path
+) -> None:
+    """Before the decision is written, which every attempt would read."""
+    files.request(Release(uid="op", keys=("zz",)))
+    with pytest.raises(CorruptFileError, match="delete it"):
+        files.decide(0)
+    assert not list((tmp_path / "releases").glob("epoch-*"))
