@@ -27,8 +27,8 @@ _FAILURES_HEAD = """\
 
 A reason is in `query.checkpoints()`, in `pyspark-ckpt history`, in the log, and in
 `CheckpointAbortedError.reason`. An aborted checkpoint loses nothing: the query continues, and its
-older checkpoints stay. A reason that counts adds to
-`spark.ckpt.execution.checkpointing.tolerable-failed-checkpoints`.
+older checkpoints stay. An aborted checkpoint whose reason counts adds to
+`spark.ckpt.execution.checkpointing.tolerable-failed-checkpoints`. A savepoint never does.
 
 | reason | counts | what happened | what to do |
 |---|---|---|---|

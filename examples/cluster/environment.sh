@@ -1,6 +1,6 @@
 #!/bin/sh
 # Packs an environment for executors:  environment.sh LIBRARY ARCHIVE
-# LIBRARY is what pip takes: pyspark_ckpt, a wheel, or the directory of this project.
+# LIBRARY is what pip takes: the directory of this project, or a wheel of it.
 set -eu
 library=$1
 archive=$2

@@ -43,7 +43,8 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog="pyspark-ckpt",
         description="Checkpoints and savepoints of PySpark Structured Streaming queries.",
-        epilog="Exit codes: 0 done, 1 failed, 2 wrong arguments. "
+        epilog="Exit codes: 0 done, 1 failed, 2 wrong arguments; of diff and prove 0 equal, "
+        "1 different, 2 unknown. "
         "Only plan, prove and rollback start Spark, on this machine.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -331,7 +332,8 @@ def _prove(
     prove = _command(
         commands,
         "prove",
-        "run a candidate beside a running query, and compare output and states epoch by epoch",
+        "run a candidate beside a running query, and compare output and states epoch by epoch; "
+        "exit with 1 if they differ, with 2 if not all was compared, or on errors",
         "pyspark-ckpt prove /data/flights/checkpoint job.py:build new.py:build --epochs 20\n"
         "pyspark-ckpt prove /data/flights/checkpoint job.py:build new.py:build \\\n"
         "    --ignore output.loaded_at --tolerance 1e-9 --html report.html",
@@ -406,7 +408,8 @@ def _add_console_commands(commands: argparse._SubParsersAction[argparse.Argument
     bundle = _command(
         commands,
         "bundle",
-        "write one file with what `ui` shows, without data, to look at it elsewhere",
+        "write one file with what `ui` shows, without keys and values of states, "
+        "to look at it elsewhere",
         "pyspark-ckpt bundle /data/flights/checkpoint --output flights.bundle",
     )
     bundle.add_argument(

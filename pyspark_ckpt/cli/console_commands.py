@@ -53,7 +53,7 @@ def _serve(console: Console, arguments: Namespace) -> Result:
 
 
 def bundle(arguments: Namespace) -> Result:
-    """Write one file with what the console shows, without data."""
+    """Write one file with what the console shows, without states."""
     output = Path(arguments.output)
     check_can_write("--output", output)
     if output.exists():

@@ -150,8 +150,8 @@ class RestartableQuery(ObservedQuery):
         Parameters
         ----------
         program : DataFrame or callable
-            The new query, or a function without arguments that builds it. A function is called with
-            the parallelism that the query has now; a DataFrame may have another one.
+            The new query, or a function without arguments that builds it. What a function builds
+            has the parallelism that the query has now; a DataFrame may have another one.
 
         Returns
         -------

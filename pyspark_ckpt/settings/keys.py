@@ -390,7 +390,7 @@ SETTINGS: tuple[Setting, ...] = (
         read=values.duration_ms,
         allowed="a duration above zero with its unit, such as 500ms, 30s, 5min",
         default="5s",
-        meaning="epochs that take less halve the subtasks; at most half of the one for more",
+        meaning="epochs that take less halve the subtasks; at most half of scale-up.epoch-duration",
     ),
     Setting(
         key=f"{_RESCALE}window",
