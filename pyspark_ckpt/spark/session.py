@@ -99,8 +99,8 @@ def settings_of(spark: SparkSession) -> dict[str, str]:
 def python_session(spark: SparkSession, java_session: Any) -> SparkSession:
     """Return a session of Spark's as a session of PySpark, beside that of the user.
 
-    PySpark lets ``rdd.toDF()`` make frames of the session object that was made last. It goes on to
-    make those of the session that it did.
+    PySpark makes ``rdd.toDF()`` return frames of the session object that was made last. Afterwards
+    it returns those of the same session as before.
     """
     with _making_session:
         before = getattr(RDD, "toDF", None)
