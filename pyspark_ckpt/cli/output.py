@@ -63,8 +63,8 @@ def _as_json(value: Any) -> Any:
 
 
 def _as_key(name: Any) -> Any:
-    is_finite = not isinstance(name, float) or math.isfinite(name)
-    return name if isinstance(name, str | int | float) and is_finite else str(name)
+    is_of_json = name is None or isinstance(name, str | int | float)
+    return _as_json(name) if is_of_json else str(name)
 
 
 def failure(error: Exception) -> dict[str, Any]:
