@@ -29,6 +29,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 import pyspark_ckpt as ckpt
 from benchmarks.machine.properties import describe_machine
+from benchmarks.machine.samples import Samples
 from benchmarks.runs.run import WrongResultError
 from benchmarks.runs.session import Sessions, use_this_python
 
@@ -36,6 +37,7 @@ _NAME = "w8_latency"
 _MAP_ONLY = "map only, no state"
 _OUTPUT = "key long, n long, due_ms long"
 _PERCENTS = {"p50": 50.0, "p90": 90.0, "p99": 99.0, "max": 100.0}
+_CPU = "cpu_percent"
 _TICK_SECONDS = 0.01
 _MOST_P99_MS = 800
 _MOST_TIMES_MAP_ONLY = 2.0
@@ -186,6 +188,7 @@ def _run(
         .foreachBatch(arrivals.write)
         .start()
     )
+    samples = Samples()
     try:
         accepting.join(_DEADLINE_SECONDS)
         filled = 0
@@ -195,12 +198,20 @@ def _run(
             source.send(part.tolist(), 0)
             filled += len(part)
             _await_rows(query, arrivals, filled)
-        sent = _send_steadily(source, options)
-        _await_rows(query, arrivals, options.keys + len(sent))
+        with samples:
+            sent = _send_steadily(source, options)
+            _await_rows(query, arrivals, options.keys + len(sent))
     finally:
         query.stop()
         source.close()
-    return _latencies(name, options, sent, arrivals)
+    begin_s, end_s = _counted_from_ms(options, sent) / 1000, int(sent["due_ms"].max()) / 1000
+    cpu = samples.cpu_between(begin_s, end_s)
+    figures = _latencies(name, options, sent, arrivals)
+    return figures if cpu is None else {**figures, _CPU: 100 * cpu.work / (end_s - begin_s)}
+
+
+def _counted_from_ms(options: argparse.Namespace, sent: pd.DataFrame) -> int:
+    return int(sent["due_ms"].min()) + int(1000 * options.warm_up_seconds)
 
 
 def _send_steadily(source: _Source, options: argparse.Namespace) -> pd.DataFrame:
@@ -240,8 +251,7 @@ def _latencies(
         pd.testing.assert_frame_equal(found[["key", "n", "due_ms"]], expected, check_dtype=False)
     except AssertionError as exc:
         raise WrongResultError(f"{name}: the output is not what was sent: {exc}") from exc
-    counted_from = int(sent["due_ms"].min()) + int(1000 * options.warm_up_seconds)
-    counted = found[found["due_ms"] >= counted_from]
+    counted = found[found["due_ms"] >= _counted_from_ms(options, sent)]
     ms = counted["arrived_ms"] - counted["due_ms"]
     epochs = counted["arrived_ms"].nunique()
     return {
@@ -252,6 +262,7 @@ def _latencies(
 
 def _markdown(report: dict[str, Any]) -> str:
     settings, measured = report["settings"], report["ms"]
+    times = f"p99 / {_MAP_ONLY}"
     jar = ", Spark's small files by the jar of local_files_conf()"
     head = [
         "# W8: latency from source to sink",
@@ -260,20 +271,22 @@ def _markdown(report: dict[str, Any]) -> str:
         f"{settings['seconds']:g} s, checkpoints every 10 s"
         + (jar if settings["local_files_jar"] else "")
         + ". A row's time is from when it was due to when its epoch's output had been written. "
-        "Every row was compared with what was sent. Medians of "
+        "Every row was compared with what was sent. CPU is that of driver, JVM and workers without "
+        "the JVM's compilers, in percent of one. Medians of "
         f"{len(measured[_MAP_ONLY])} runs, lowest and highest in parentheses.",
         "",
-        f"| | {' | '.join(f'{label}, ms' for label in _PERCENTS)} | epochs | p99 / {_MAP_ONLY} |",
-        "|---|" + "---|" * (len(_PERCENTS) + 2),
+        _line(["", *(f"{label}, ms" for label in _PERCENTS), "epochs", "CPU, %", times]),
+        "|---|" + "---|" * (len(_PERCENTS) + 3),
     ]
     lines = []
     for name, runs in measured.items():
-        cells = [_cell([run[label] for run in runs]) for label in _PERCENTS]
+        cells = [_cell([run[label] for run in runs], 0) for label in _PERCENTS]
         ratios = [
             run["p99"] / other["p99"] for run, other in zip(runs, measured[_MAP_ONLY], strict=True)
         ]
         epochs = f"{np.median([run['epochs'] for run in runs]):.0f}"
-        lines.append(f"| {name} | {' | '.join(cells)} | {epochs} | {np.median(ratios):.2f} |")
+        cpu = _cell([run[_CPU] for run in runs], 0) if _CPU in runs[0] else ""
+        lines.append(_line([name, *cells, epochs, cpu, _cell(ratios, 2)]))
     target = (
         f"Target: p99 under {_MOST_P99_MS} ms, and at most {_MOST_TIMES_MAP_ONLY:g} times that "
         "of the same query without state."
@@ -282,8 +295,13 @@ def _markdown(report: dict[str, Any]) -> str:
     return "\n".join([*head, *lines, "", target, "", *machine, ""])
 
 
-def _cell(values: Sequence[float]) -> str:
-    return f"{np.median(values):.0f} ({min(values):.0f} to {max(values):.0f})"
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _cell(values: Sequence[float], digits: int) -> str:
+    middle, low, high = (f"{v:.{digits}f}" for v in (np.median(values), min(values), max(values)))
+    return f"{middle} ({low} to {high})"
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:

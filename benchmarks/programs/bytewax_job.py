@@ -66,8 +66,11 @@ class Job:
         request = json.loads(sys.argv[1])
         rows = pd.concat(map(pd.read_parquet, request["files"]), ignore_index=True)
         scratch = Path(request["scratch"])
-        idle_seconds = self._run(request, rows.head(1), scratch / "idle")
-        taken_seconds = self._run(request, rows, scratch / "all")
+        spans_s = {
+            "idle": self._run(request, rows.head(1), scratch / "idle"),
+            "all": self._run(request, rows, scratch / "all"),
+        }
+        idle_seconds, taken_seconds = (end - begin for begin, end in spans_s.values())
         outputs = [
             pd.read_csv(path, header=None, names=["key", *self.output])
             for path in sorted((scratch / "all" / "output").glob("*.csv"))
@@ -76,10 +79,21 @@ class Job:
         written.to_parquet(Path(request["output"]) / "output.parquet", index=False)
         # Of a run too short to be measured, no more than half is taken for its start and end.
         seconds = max(taken_seconds - idle_seconds, taken_seconds / 2)
-        print(json.dumps({"rows": len(rows), "seconds": seconds, "idle_seconds": idle_seconds}))
+        print(
+            json.dumps(
+                {
+                    "rows": len(rows),
+                    "seconds": seconds,
+                    "idle_seconds": idle_seconds,
+                    "spans_s": spans_s,
+                }
+            )
+        )
 
-    def _run(self, arguments: dict[str, Any], rows: pd.DataFrame, directory: Path) -> float:
-        """Run the dataflow over rows and return the seconds it took."""
+    def _run(
+        self, arguments: dict[str, Any], rows: pd.DataFrame, directory: Path
+    ) -> tuple[float, float]:
+        """Run the dataflow over rows; return its begin and end in seconds since 1970."""
         for name in ("input", "output", "recovery"):
             (directory / name).mkdir(parents=True)
         places = rows["key"] if self.in_order else rows.index.to_series()
@@ -90,14 +104,14 @@ class Job:
         addresses = [f"127.0.0.1:{_free_port()}" for _ in range(_PROCESSES)]
         command = [sys.executable, self.script, _PROCESS]
         rest = [json.dumps(arguments), str(directory), *addresses]
-        began_at = time.monotonic()
+        began_s = time.time()
         processes = [
             subprocess.Popen([*command, str(number), *rest]) for number in range(_PROCESSES)
         ]
         statuses = [process.wait() for process in processes]
         if any(statuses):
             raise RuntimeError(f"a process of the dataflow ended with {statuses}")
-        return time.monotonic() - began_at
+        return began_s, time.time()
 
     def _work(
         self, process: int, arguments: dict[str, Any], directory: Path, addresses: list[str]

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,18 +69,20 @@ def run(
     rows = pd.concat([pd.read_parquet(file) for file in request.files], ignore_index=True)
     first = rows.head(1)
     _run_job(request, first, "cold", columns, build, in_order=in_order)
-    idle_ms = _run_job(request, first, "idle", columns, build, in_order=in_order)
-    taken_ms = _run_job(request, rows, "all", columns, build, in_order=in_order)
+    idle_ms, idle_s = _run_job(request, first, "idle", columns, build, in_order=in_order)
+    taken_ms, taken_s = _run_job(request, rows, "all", columns, build, in_order=in_order)
     written = _read(request.scratch / "all" / "output", output_columns)
     written.to_parquet(request.output / "output.parquet", index=False)
     # Of a job too short to be measured, no more than half is taken for its start and end.
     seconds = max(taken_ms - idle_ms, taken_ms / 2) / 1000
-    print(json.dumps({"rows": len(rows), "seconds": seconds, "idle_seconds": idle_ms / 1000}))
+    answer = {"rows": len(rows), "seconds": seconds, "idle_seconds": idle_ms / 1000}
+    print(json.dumps({**answer, "spans_s": {"idle": idle_s, "all": taken_s}}))
 
 
 def _run_job(
     request: Request, rows: pd.DataFrame, name: str, columns: str, build: Build, *, in_order: bool
-) -> int:
+) -> tuple[int, tuple[float, float]]:
+    """Return the job's own milliseconds, and its begin and end in seconds since 1970."""
     directory = request.scratch / name
     source = directory / "input"
     source.mkdir(parents=True)
@@ -102,7 +105,9 @@ def _run_job(
         .build()
     )
     build(tables).sink_to(sink)
-    return int(environment.execute(name).get_net_runtime())
+    began_s = time.time()
+    taken_ms = int(environment.execute(name).get_net_runtime())
+    return taken_ms, (began_s, time.time())
 
 
 def _settings(request: Request, directory: Path) -> Configuration:

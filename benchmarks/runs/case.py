@@ -36,6 +36,8 @@ class Figure(Enum):
 
     ROWS_PER_SECOND = "rows/s"
     MS_PER_EPOCH = "ms per epoch"
+    RESTORE_SECONDS = "restore from checkpoint s"
+    """Measured after some runs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pandas as pd
 
+from benchmarks.machine.samples import FIXED_COMPILER_THREADS, CpuSeconds, Samples
 from benchmarks.runs.case import Case, InputFiles, Program
 from benchmarks.runs.check import check_rows
 from benchmarks.runs.run import Run
@@ -49,7 +51,8 @@ def run_program(
         "output": str(output),
         "scratch": str(directory / "scratch"),
     }
-    answer = _answer(program, request)
+    with Samples() as samples:
+        answer = _answer(program, request)
     name = f"{case.title}: {program.name}"
     written = pd.concat(
         [pd.read_parquet(path) for path in sorted(output.glob("*.parquet"))], ignore_index=True
@@ -57,14 +60,24 @@ def run_program(
     check_rows(name, program.final(written), program.final(expected), case.output)
     shutil.rmtree(directory, ignore_errors=True)
     rows = int(answer["rows"])
-    return Run(rows=rows, seconds=float(answer["seconds"]))
+    return Run(rows=rows, seconds=float(answer["seconds"]), cpu=_cpu(samples, answer["spans_s"]))
+
+
+def _cpu(samples: Samples, spans_s: dict[str, list[float]]) -> CpuSeconds | None:
+    """Return the CPU time of a job over all rows less that of the same job over one."""
+    idle, whole = (samples.cpu_between(*spans_s[name]) for name in ("idle", "all"))
+    if idle is None or whole is None:
+        return None
+    return CpuSeconds(max(whole.work - idle.work, 0.0), max(whole.compilers - idle.compilers, 0.0))
 
 
 def _answer(program: Program, request: dict[str, Any]) -> dict[str, Any]:
     command = [str(_python(program)), str(_SCRIPTS / program.script), json.dumps(request)]
+    environment = {**os.environ, "JAVA_TOOL_OPTIONS": FIXED_COMPILER_THREADS}
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=_LIMIT_SECONDS, check=False
-    )
+        command, capture_output=True, text=True, timeout=_LIMIT_SECONDS, check=False,
+        env=environment,
+    )  # fmt: skip
     if done.returncode != 0:
         raise ProgramFailedError(f"{program.name}: {_causes(done.stderr or done.stdout)}")
     answer: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])

@@ -76,6 +76,8 @@ class Run:
         """Return one of the figures that ratios compare, ``None`` if this run does not have it."""
         if figure is Figure.ROWS_PER_SECOND:
             return self.rows / self.seconds
+        if figure is Figure.RESTORE_SECONDS:
+            return self.more.get(figure.value)
         return 1000 * self.seconds / len(self.epochs) if self.epochs else None
 
     @property

@@ -13,9 +13,9 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 import pyspark_ckpt as ckpt
-from benchmarks.runs.case import Case, Contender, Epochs, Expected, Kind, Workload
+from benchmarks.runs.case import Case, Contender, Epochs, Expected, Kind, Target, Workload
 from benchmarks.runs.input_files import read_files
-from benchmarks.runs.spark_operators import ARROW, BACKENDS, ROWS, ours, pysparks
+from benchmarks.runs.spark_operators import ARROW, BACKENDS, ROWS, ours, ours_name, pysparks
 from benchmarks.workloads import sessions
 from benchmarks.workloads.nexmark_arrow import (
     COUNTED,
@@ -43,6 +43,8 @@ _GAP_MS = 10_000
 _STATES = ["OR", "ID", "CA"]
 _CATEGORY = 10
 JVM = "Spark's own operator in the JVM"
+_OF_SPARKS_OWN = {"q5": 0.7, "q7": 0.75, "q11": 0.9}
+"""How fast a query should be at least, compared with Spark's own operator."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,16 @@ def nexmark(scale: float, *, with_programs: bool = False) -> Workload:
         "processors of queries 5 and 7 have a mapInArrow before them that does so too.",
         [_case(query, events) for query in _queries()],
         references=[JVM, ROWS],
+        targets=[
+            Target(
+                f"rows/s, {query}, {ours_name(mode, 'rocksdb')} / {JVM}",
+                (query, ours_name(mode, "rocksdb")),
+                (query, JVM),
+                limit,
+            )
+            for query, limit in _OF_SPARKS_OWN.items()
+            for mode in (ROWS, ARROW)
+        ],
     )
 
 

@@ -107,9 +107,9 @@ def sessions(scale: float, *, with_programs: bool = False) -> Workload:
                 f"rows/s, {ours_name(mode, 'rocksdb')} / {PANDAS}",
                 (_CASE, ours_name(mode, "rocksdb")),
                 (_CASE, PANDAS),
-                20,
+                22,
             )
-            for mode in (ROWS,)
+            for mode in (ROWS, ARROW)
         ],
     )
 

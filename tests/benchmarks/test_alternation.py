@@ -26,14 +26,18 @@ from benchmarks.workloads.known import WORKLOADS
 from tests.benchmarks.cases import OURS, PEER, case, workload
 
 COPY = """
-import json, sys, pyarrow as pa, pyarrow.parquet as pq
+import json, sys, time, pyarrow as pa, pyarrow.parquet as pq
 request = json.loads(sys.argv[1])
 rows = pa.concat_tables([pq.ParquetFile(file).read() for file in request["files"]])
 pq.write_table(rows, request["output"] + "/output.parquet")
 print("a line before")
-print(json.dumps({"rows": len(rows), "seconds": 2}))
+began_s = time.time()
+while time.process_time() < 1:
+    pass
+spans_s = {"idle": [began_s, began_s], "all": [began_s, time.time()]}
+print(json.dumps({"rows": len(rows), "seconds": 2, "spans_s": spans_s}))
 """
-"""A program that copies its input.
+"""A program that copies its input, and takes CPU time for it.
 
 A program that reads a file with `pandas.read_parquet` and ends at once is aborted in one of 25 to
 100 runs on a busy machine, after all its work (apache/arrow#34314). `ParquetFile` does not do so.
@@ -98,6 +102,7 @@ def test_a_program_is_run_and_its_output_checked(tmp_path: Path) -> None:
     given, expected = files(tmp_path), pd.DataFrame({"key": [2, 1], "n": [4, 3]})
     run = run_program(case(), program(tmp_path, COPY), given, expected, tmp_path / "run")
     assert (run.rows, run.seconds, run.epochs) == (2, 2, ())
+    assert run.cpu is None or run.cpu.work > 0.2
     wrong = expected.assign(n=0)
     with pytest.raises(WrongResultError, match="small case: copy"):
         run_program(case(), program(tmp_path, COPY), given, wrong, tmp_path / "wrong")
