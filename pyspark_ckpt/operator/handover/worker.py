@@ -52,10 +52,13 @@ def take_over(replies: Replies) -> bool:
     frame = _reading_frame()
     if frame is None:  # the driver makes copies of functions too
         return False
-    reason = _refusal(frame)
-    if reason is None:
-        _replace_methods(frame.f_locals["ser"], replies)
-    elif reason not in _logged:
+    try:
+        reason = _refusal(frame)
+        if reason is None:
+            _replace_methods(frame.f_locals["ser"], replies)
+    except Exception as exc:  # a worker of a version that is not known: the task must go on
+        reason = f"the worker is not as expected ({type(exc).__name__}: {exc})"
+    if reason is not None and reason not in _logged:
         _logged.add(reason)
         _log.warning("rows are handed over through pandas, not through Arrow: %s", reason)
     return reason is None
@@ -98,4 +101,10 @@ def _replace_methods(serializer: Any, replies: Replies) -> None:
         with pa.ipc.open_stream(inputs.pop()) as reader:
             write_stream(replies(reader), stream)
 
-    serializer.load_stream, serializer.dump_stream = load_stream, dump_stream
+    own = serializer.load_stream
+    serializer.load_stream = load_stream
+    try:
+        serializer.dump_stream = dump_stream
+    except Exception:
+        serializer.load_stream = own  # one without the other would lose the rows
+        raise
