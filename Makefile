@@ -27,10 +27,11 @@ test-further: $(CLASSES) ## Run the other half of them, which CI runs too; four 
 test-all: $(CLASSES) ## Run them with all variants, programs, notebooks and servers; 45 minutes
 	$(BIN)/python -m pytest --numprocesses 3 --dist worksteal -m "not soak and not reach" $(ARGS)
 
-hand-over: $(CLASSES) ## Run the suites with rows handed over in pandas frames; about 15 minutes
-	SPARK_CONF_DIR=$(abspath tests/hand_over/pandas_conf) $(BIN)/python -m pytest --numprocesses 3 --dist worksteal \
-		-m "not soak and not reach and not wide" tests/parity tests/query tests/recovery tests/faults $(ARGS)
-	SPARK_CONF_DIR=$(abspath tests/hand_over/pandas_conf) $(BIN)/python -m pytest -m soak tests/cluster/test_speculation.py $(ARGS)
+IN_FRAMES := SPARK_CONF_DIR=$(abspath tests/hand_over/pandas_conf) $(BIN)/python -m pytest --numprocesses 3 --dist worksteal
+hand-over: $(CLASSES) ## Run the suites with rows handed over in pandas frames: types, memory, kills, parity; two hours
+	$(IN_FRAMES) -m "not soak and not reach and not wide" tests/query tests/faults --ignore tests/query/rows $(ARGS)
+	$(IN_FRAMES) -m "not reach" -o faulthandler_timeout=5400 tests/parity tests/query/rows tests/query/state/test_memory.py \
+		tests/recovery tests/cluster/test_speculation.py tests/cluster/test_executor_loss.py $(ARGS)
 
 # Each module in a process: what the sessions of one set is still there for those of the next.
 conformance: $(CLASSES) ## Run PySpark's own state tests with this library in its operator's place; up to an hour

@@ -45,6 +45,7 @@ QUERIES = (
     "tests/query/life/test_own_session.py",
     "tests/query/restoring/test_restart.py",
     "tests/query/rows/test_all_types.py",
+    "tests/query/rows/test_hand_over.py",
     "tests/query/state/test_state_contract.py",
     "tests/query/state/test_timers.py",
 )

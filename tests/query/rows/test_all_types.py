@@ -122,14 +122,16 @@ def exact(df: DataFrame) -> list[str]:
     return sorted(repr(row) for row in df.select(shown).collect())
 
 
-IN_MAKE_TEST = ("string", "decimal(38,18)", "interval day to second", "variant")
-"""The others travel as one of these does, and are left to ``make soak``."""
+EACH_WAY = ("string", "decimal(38,18)", "interval day to second", "variant")
+"""The others travel as one of these does, and are left to ``make soak`` and ``make hand-over``."""
 
 
-@pytest.mark.wide_variants
 @pytest.mark.parametrize(
     "ddl",
-    [ddl if ddl in IN_MAKE_TEST else pytest.param(ddl, marks=pytest.mark.soak) for ddl in LEAVES],
+    [
+        pytest.param(ddl, marks=pytest.mark.further if ddl in EACH_WAY else pytest.mark.soak)
+        for ddl in LEAVES
+    ],
 )
 def test_rows_and_state(spark: SparkSession, tmp_path: Path, ddl: str) -> None:
     """Each value and null, at each level, is unchanged by rows, all kinds of state, a restart."""
