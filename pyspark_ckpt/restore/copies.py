@@ -1,19 +1,19 @@
 """Copies the files of subtasks' handles for a new query, where subtasks and schemas stay.
 
-The driver copies little. The executors copy much, or many files of an object store, in one task
-for each subtask.
+On one file system a copy is a hard link. The driver copies little. The executors copy much, or many
+files of an object store, in one task for each subtask.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from pyspark_ckpt.formats.handle import BaseFile, Handle, decode_handle, encode_handle
+from pyspark_ckpt.formats.handle import BaseFile, Handle
 from pyspark_ckpt.formats.layout import base_path, segment_path
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
 from pyspark_ckpt.operator.task_failure import marks_errors
@@ -25,48 +25,64 @@ from pyspark_ckpt.storage.open import Storage, open_storage
 MOST_FILES, MOST_BYTES = AT_ONCE, 64 << 20
 """What the driver copies itself: of an object store so many files, and everywhere so many bytes."""
 
-_RESULT = "number long, handle binary"
+_RESULT = "number long, files binary"
+
+
+@dataclass(frozen=True, slots=True)
+class FileCopy:
+    """A file that a new query needs: of a base snapshot or a segment, and whose it is first."""
+
+    file: FileReference
+    is_of_base: bool
+    uid: str
+    subtask: int
+    epoch: int
+
+    def made(self, source: Storage, target: Storage) -> FileReference:
+        """Have the file in the target, under a new name; durable on return."""
+        name = base_path if self.is_of_base else segment_path
+        path = name(self.uid, self.subtask, self.epoch)
+        return target.link_or_copy_in(source, self.file, path)
 
 
 @dataclass(frozen=True, slots=True)
 class HandleCopy:
-    """How a handle becomes that of a new query: its operator, its id, the epoch it continues."""
+    """How handles become those of a new query: their operator, its id, the epoch they continue.
+
+    After a rescale, several handles name the same files. Those of the new query do so too.
+    """
 
     operator: OperatorDescriptor
     query_id: str
     epoch: int
 
-    def of(self, handle: Handle, source: Storage, target: Storage) -> Handle:
-        """Copy a handle's files and return the handle that names the copies; both durable.
+    def files_of(self, handles: Sequence[Handle]) -> list[tuple[FileCopy, ...]]:
+        """Return the files of each handle that none before it names."""
+        known: set[str] = set()
+        found = []
+        for handle in handles:
+            of_base = () if handle.base is None else (each.file for each in handle.base.files)
+            of_segments = (each.file for each in handle.segments if each.file is not None)
+            own = {
+                file.path: FileCopy(file, is_base, self.operator.uid, handle.subtask, self.epoch)
+                for files, is_base in ((of_base, True), (of_segments, False))
+                for file in files
+                if file.path not in known
+            }
+            known |= own.keys()
+            found.append(tuple(own.values()))
+        return found
 
-        Parameters
-        ----------
-        handle
-            The stored handle.
-        source, target
-            What its files lie in, and the new query's checkpoints directory.
-
-        Raises
-        ------
-        CorruptFileError
-            If a file is missing or changed.
-        """
-        uid, subtask = self.operator.uid, handle.subtask
-
-        def copy_base(file: BaseFile) -> BaseFile:
-            path = base_path(uid, subtask, self.epoch)
-            return BaseFile(file.name, target.copy_in(source, file.file, path))
-
-        def copy_segment(file: FileReference) -> FileReference:
-            return target.copy_in(source, file, segment_path(uid, subtask, self.epoch))
-
+    def of(self, handle: Handle, copies: Mapping[str, FileReference]) -> Handle:
+        """Return the handle that names the copies of its files, which are given by their paths."""
         base = handle.base
         if base is not None:
-            base = msgspec.structs.replace(base, files=tuple(map(copy_base, base.files)))
+            files = tuple(BaseFile(each.name, copies[each.file.path]) for each in base.files)
+            base = msgspec.structs.replace(base, files=files)
         segments = tuple(
             segment
             if segment.file is None
-            else msgspec.structs.replace(segment, file=copy_segment(segment.file))
+            else msgspec.structs.replace(segment, file=copies[segment.file.path])
             for segment in handle.segments
         )
         return msgspec.structs.replace(
@@ -108,43 +124,46 @@ def copy_handles(
         If a file is missing or changed.
     """
     is_remote = source.is_remote or target.is_remote
-    files = [file for handle in handles for file in handle.files()]
-    is_much = sum(file.size_bytes for file in files) > MOST_BYTES or (
+    parts = copy.files_of(handles)
+    files = [each for part in parts for each in part]
+    is_much = sum(each.file.size_bytes for each in files) > MOST_BYTES or (
         is_remote and len(files) > MOST_FILES
     )
     if is_much and len(handles) > 1 and source.is_shared and target.is_shared:
-        return _by_executors(spark, handles, copy, source, target)
-    return all_of(lambda handle: copy.of(handle, source, target), handles, at_once=is_remote)
+        made = _by_executors(spark, parts, copy.operator.uid, source, target)
+    else:
+        made = all_of(lambda each: each.made(source, target), files, at_once=is_remote)
+    copies = {each.file.path: copied for each, copied in zip(files, made, strict=True)}
+    return [copy.of(handle, copies) for handle in handles]
 
 
 def _by_executors(
     spark: SparkSession,
-    handles: Sequence[Handle],
-    copy: HandleCopy,
+    parts: Sequence[tuple[FileCopy, ...]],
+    uid: str,
     source: Storage,
     target: Storage,
-) -> list[Handle]:
-    function = _CopyHandles(tuple(map(encode_handle, handles)), copy, source.url, target.url)
-    numbers = spark.range(len(handles), numPartitions=len(handles))
-    rows = collected(
-        numbers.mapInArrow(function, _RESULT), f"copying the state of operator {copy.operator.uid}"
-    )
-    by_number = {row.number: decode_handle(bytes(row.handle)) for row in rows}
-    return [by_number[number] for number in range(len(handles))]
+) -> list[FileReference]:
+    """Copy each part in a task; return the copies in the order of the files."""
+    function = _CopyFiles(tuple(parts), source.url, target.url)
+    numbers = spark.range(len(parts), numPartitions=len(parts))
+    rows = collected(numbers.mapInArrow(function, _RESULT), f"copying the state of operator {uid}")
+    made = {row.number: _decoder.decode(bytes(row.files)) for row in rows}
+    return [file for number in range(len(parts)) for file in made[number]]
 
 
-class _CopyHandles:
-    """The function given to ``mapInArrow`` over the numbers of handles: yields the new handles.
+_decoder = msgspec.json.Decoder(tuple[FileReference, ...])
+
+
+class _CopyFiles:
+    """The function given to ``mapInArrow`` over the numbers of parts: yields their copies.
 
     A task that is run twice copies under other names. The result says which copies count; the
     cleaner removes the others after the new query's first checkpoint.
     """
 
-    def __init__(
-        self, handles: tuple[bytes, ...], copy: HandleCopy, source: str, target: str
-    ) -> None:
-        self._handles = handles
-        self._copy = copy
+    def __init__(self, parts: tuple[tuple[FileCopy, ...], ...], source: str, target: str) -> None:
+        self._parts = parts
         self._source = source
         self._target = target
 
@@ -153,6 +172,6 @@ class _CopyHandles:
         source, target = open_storage(self._source), open_storage(self._target)
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                made = self._copy.of(decode_handle(self._handles[number]), source, target)
-                content = {"number": [number], "handle": [encode_handle(made)]}
+                made = [each.made(source, target) for each in self._parts[number]]
+                content = {"number": [number], "files": [msgspec.json.encode(made)]}
                 yield pa.RecordBatch.from_pydict(content)

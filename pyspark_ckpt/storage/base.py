@@ -309,6 +309,16 @@ class Storage(ABC):
         with source.open_verified(reference) as file:
             return self.write(relative, chunks_of(file))
 
+    def link_or_copy_in(
+        self, source: Storage, reference: FileReference, relative: str
+    ) -> FileReference:
+        """Have a file of another storage in this one, checked against its reference.
+
+        The file may be deleted in either place without the other losing it. Where both are on one
+        file system that has hard links, its content is there once, so that it takes no room.
+        """
+        return self.copy_in(source, reference, relative)
+
     def verify_size(self, reference: FileReference) -> None:
         """Check that a file exists with the size that was written.
 

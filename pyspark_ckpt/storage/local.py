@@ -96,6 +96,22 @@ class LocalStorage(Storage):
             check = _checked(source.path(reference.path), reference)
             return self._write(relative, chunks_of(file), check)
 
+    def link_or_copy_in(
+        self, source: Storage, reference: FileReference, relative: str
+    ) -> FileReference:
+        if not isinstance(source, LocalStorage):
+            return self.copy_in(source, reference, relative)
+        source.verify_size(reference)
+        original, path = source.path(reference.path).resolve(), self.path(relative)
+        _make_directories(path.parent)
+        with original.open("rb") as file:
+            _checked(original, reference)(sha256_of(file))
+            is_linked = _link(file, original, path)
+        if not is_linked:
+            return self.copy_in(source, reference, relative)
+        _sync_directory(path.parent)
+        return FileReference(relative, reference.size_bytes, reference.sha256)
+
     def _write(self, relative: str, chunks: Iterable[bytes], check: _Check | None) -> FileReference:
         """Write a file; if there is a check of the digest and it fails, no file remains."""
         path = self.path(relative)
@@ -292,3 +308,25 @@ def _sync_directory(directory: Path) -> None:
             raise
     finally:
         os.close(descriptor)
+
+
+def _link(file: BinaryIO, original: Path, path: Path) -> bool:
+    """Give an open file another name, and return whether it has it now.
+
+    Raises
+    ------
+    FileExistsError
+        If the name is used.
+    """
+    try:
+        os.fsync(file.fileno())  # what copied it to this place may not have done so
+        os.link(original, path)
+    except FileExistsError:
+        _sync_directory(path.parent)  # the caller will rely on a file that is there
+        raise
+    except OSError:  # another file system, one without links, or a file of another user
+        return False
+    if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+        return True
+    path.unlink()  # another file has the original's name by now
+    return False

@@ -12,7 +12,7 @@ import shutil
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import chain, groupby
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -406,7 +406,11 @@ def fork(
         else:
             assert isinstance(operator, CopiedOperator)
             copy = HandleCopy(operator.wanted, query.query_id, epoch)
-            made = [copy.of(each, source.storage, copies) for each in operator.handles]
+            copied = {
+                each.file.path: each.made(source.storage, copies)
+                for each in chain(*copy.files_of(operator.handles))
+            }
+            made = [copy.of(each, copied) for each in operator.handles]
         handles[operator.uid] = {handle.subtask: handle for handle in made}
     place_source_logs(source.storage, LocalStorage(query.spark.location), plan.sources)
     query.spark.commit(epoch)

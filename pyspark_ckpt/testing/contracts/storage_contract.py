@@ -302,13 +302,32 @@ class StorageContract:
         with any_storage.open_verified(back) as file:
             assert file.read() == content
 
-    def test_a_copy_of_a_changed_file_leaves_nothing(self, any_storage: Storage) -> None:
+    @pytest.mark.parametrize("method", ["copy_in", "link_or_copy_in"])
+    def test_a_copy_of_a_changed_file_leaves_nothing(
+        self, any_storage: Storage, method: str
+    ) -> None:
         reference = any_storage.write("source/file", [b"abc"])
         _replaced(any_storage, "source/file", b"abd")
         target = any_storage.child("target")
         with pytest.raises(CorruptFileError):
-            target.copy_in(any_storage, reference, "file")
+            getattr(target, method)(any_storage, reference, "file")
         assert target.list() == []
+
+    @pytest.mark.parametrize("method", ["copy_in", "link_or_copy_in"])
+    @pytest.mark.parametrize("deleted", ["source/file", "target/a/b"])
+    def test_each_of_a_file_and_its_copy_outlives_the_other(
+        self, any_storage: Storage, method: str, deleted: str
+    ) -> None:
+        reference = any_storage.write("source/file", [b"abc"])
+        target = any_storage.child("target")
+        copied = getattr(target, method)(any_storage, reference, "a/b")
+        assert copied == msgspec.structs.replace(reference, path="a/b")
+        with pytest.raises(FileExistsError):
+            getattr(target, method)(any_storage, reference, "a/b")
+        any_storage.delete([deleted])
+        (left,) = {"source/file", "target/a/b"} - {deleted}
+        assert any_storage.read(left) == b"abc"
+        assert not any_storage.exists(deleted)
 
     def test_a_child_has_the_files_below_and_its_parent_is_where_it_came_from(
         self, any_storage: Storage, url: str

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_ckpt.errors import UnsafePathError
+from pyspark_ckpt.errors import CorruptFileError, UnsafePathError
+from pyspark_ckpt.storage.file_reference import FileReference
 from pyspark_ckpt.storage.open import LocalStorage, Storage
 
 Log = list[tuple[str, str]]
@@ -228,3 +229,69 @@ def test_a_move_is_durable_and_replaces_nothing(storage: Storage, disk_log: Log)
     assert storage.list() == ["new", "taken"]
     with pytest.raises(UnsafePathError):
         storage.move("taken", "../taken")
+
+
+@pytest.fixture
+def savepoint(tmp_path: Path) -> tuple[LocalStorage, FileReference]:
+    """A savepoint's storage, and a file of it."""
+    storage = LocalStorage(tmp_path / "savepoint")
+    return storage, storage.write("shared/base", [b"abc"])
+
+
+def test_a_file_of_one_file_system_is_linked_and_both_names_are_durable(
+    savepoint: tuple[LocalStorage, FileReference], tmp_path: Path, disk_log: Log
+) -> None:
+    """Whoever copied the savepoint to its place may not have synced it."""
+    source, reference = savepoint
+    target = LocalStorage(tmp_path / "new")
+    linked = target.link_or_copy_in(source, reference, "shared/a")
+    original, path = source.root / reference.path, target.root / linked.path
+    assert path.samefile(original)
+    assert disk_log[-3:] == [
+        ("fsync", str(original)),
+        ("link", str(path)),
+        ("fsync", str(path.parent)),
+    ]
+    assert files_below(target.root) == ["shared/a"]
+
+
+@pytest.mark.parametrize("number", [errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP])
+def test_a_file_that_cannot_be_linked_is_copied(
+    savepoint: tuple[LocalStorage, FileReference],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
+) -> None:
+    source, reference = savepoint
+    link = os.link
+
+    def refused(old: Path, new: Path) -> None:
+        if Path(old).is_relative_to(source.root):
+            raise OSError(number, os.strerror(number))
+        link(old, new)
+
+    monkeypatch.setattr(os, "link", refused)
+    target = LocalStorage(tmp_path / "new")
+    copied = target.link_or_copy_in(source, reference, "shared/a")
+    assert target.read(copied.path) == b"abc"
+    assert not (target.root / copied.path).samefile(source.root / reference.path)
+
+
+def test_what_takes_the_place_of_a_checked_file_is_not_linked(
+    savepoint: tuple[LocalStorage, FileReference], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A savepoint is written anew while it is restored: the other content is refused."""
+    source, reference = savepoint
+    link, original = os.link, source.root / reference.path
+
+    def replaced_first(old: Path, new: Path) -> None:
+        if Path(old) == original:
+            original.unlink()
+            original.write_bytes(b"xyz")
+        link(old, new)
+
+    monkeypatch.setattr(os, "link", replaced_first)
+    target = LocalStorage(tmp_path / "new")
+    with pytest.raises(CorruptFileError):
+        target.link_or_copy_in(source, reference, "shared/a")
+    assert files_below(target.root) == []
