@@ -23,10 +23,15 @@ from pyspark_ckpt.spark.log import Sources, SparkLog
 from pyspark_ckpt.spark.operators import StatefulOperators
 from pyspark_ckpt.storage.open import Storage
 from pyspark_ckpt.storage.retrying import retried
+from pyspark_ckpt.stores.base import CompletedCheckpointStore
 
 
 def runner_of(
-    spark: SparkSession, files: QueryFiles, storage: Storage, settings: Settings
+    spark: SparkSession,
+    files: QueryFiles,
+    storage: Storage,
+    settings: Settings,
+    store: CompletedCheckpointStore | None = None,
 ) -> CheckpointRunner:
     """Return the runner of a query.
 
@@ -40,6 +45,8 @@ def runner_of(
         Its checkpoints directory, as the runner shall use it.
     settings
         Its settings.
+    store
+        As for :class:`CheckpointRunner`.
 
     Raises
     ------
@@ -62,6 +69,7 @@ def runner_of(
         files.copy_names.renew,
         lambda metadata: retried(lambda: is_present(files.spark_log, metadata)),
         files.spark_state_copies.forget,
+        store,
     )
 
 

@@ -31,7 +31,8 @@ from pyspark_ckpt.spark.jobs import error_text
 from pyspark_ckpt.storage.open import Storage
 from pyspark_ckpt.storage.request_counts import RequestMeter
 from pyspark_ckpt.storage.retrying import retried
-from pyspark_ckpt.stores.open import claim_again, claim_store, store_of
+from pyspark_ckpt.stores.base import CompletedCheckpointStore
+from pyspark_ckpt.stores.fence import Fence
 
 ABORTED_KEPT = 1000
 """How many aborted checkpoints are remembered."""
@@ -43,7 +44,8 @@ class CheckpointRunner:
     """Takes the checkpoints of one query and cleans up behind them; knows no Spark.
 
     `exclusive` is held while a checkpoint is under way or files are cleaned. A thread that copies
-    files has a `hold`. `listeners` are called for each checkpoint that ends.
+    files has a `hold`. `listeners` are called for each checkpoint that ends. `fence` says whether
+    another run of the query has begun.
 
     Parameters
     ----------
@@ -64,6 +66,8 @@ class CheckpointRunner:
         newest epochs in a power loss, and runs others with their numbers.
     forget_copies
         Is called with the paths of files that were cleaned.
+    store
+        The store, if the start has claimed it; by default it is claimed now.
 
     Raises
     ------
@@ -82,10 +86,9 @@ class CheckpointRunner:
         renew_copies: Callable[[], None] = lambda: None,
         is_present: Callable[[CheckpointMetadata], bool] = lambda _: True,
         forget_copies: Callable[[Sequence[str]], None] = lambda _: None,
+        store: CompletedCheckpointStore | None = None,
     ) -> None:
         self.exclusive = threading.Lock()
-        self._claiming = threading.Lock()
-        self._gives_way = False
         self.hold = CleaningHold()
         self.listeners = Listeners()
         self.query_id = query_id
@@ -94,9 +97,8 @@ class CheckpointRunner:
         self._timeout_ms = settings.timeout_ms
         self._cleaning = Patience("cleaning", patience_ms(settings), monotonic_ms)
         self._requests: dict[int, dict[str, int]] = {}
-        self._store = claim_store(storage, settings, query_id)
-        note = store_of(settings, query_id)
-        self._claim_again = partial(claim_again, storage, self._store, note)
+        self.fence = Fence(storage, settings, query_id, store)
+        self._store = self.fence.store
         self._files = CheckpointFiles(storage, self._store, forget_copies)
         self._aborted: deque[AbortedCheckpoint] = deque(maxlen=ABORTED_KEPT)
         self._machine = CheckpointMachine(
@@ -138,15 +140,6 @@ class CheckpointRunner:
         """
         self._store.check()
 
-    def give_way(self) -> None:
-        """Leave the fence to the query's next run in this process, which claims it after this.
-
-        A checkpoint of this run that is under way is then fenced, and :meth:`take_over` does
-        nothing: unlike a driver of another process, the next run need not commit an epoch first.
-        """
-        with self._claiming:
-            self._gives_way = True
-
     def take_over(self) -> bool:
         """Take back the fence from a driver that was started later.
 
@@ -161,13 +154,9 @@ class CheckpointRunner:
             If it is not known to have worked.
         """
         with self.exclusive:
-            with self._claiming:
-                if self._gives_way:
-                    return False
-                try:
-                    self._claim_again()
-                finally:  # the other driver may be about to delete the copies that it found
-                    self._renew_copies()
+            # The other driver may be about to delete the copies that it found.
+            if not self.fence.take_over(self._renew_copies):
+                return False
             last_id = self._store.last_id()
             with self._guard:
                 self._machine.note_used_id(last_id)

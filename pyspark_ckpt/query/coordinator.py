@@ -73,6 +73,7 @@ from pyspark_ckpt.spark.query import ended_within, idle_ms, progress_since
 from pyspark_ckpt.spark.session import has_ended, reading_session
 from pyspark_ckpt.storage.open import Storage
 from pyspark_ckpt.storage.retrying import RetryingStorage
+from pyspark_ckpt.stores.base import CompletedCheckpointStore
 
 logger = library_logger(__name__)
 
@@ -100,6 +101,8 @@ class CheckpointCoordinator:
         Runs the epochs that a stopped query still needs.
     continues
         Whether the run starts from stored state.
+    store
+        The store of its checkpoints, if the start has claimed it; by default it is claimed now.
 
     Raises
     ------
@@ -116,6 +119,7 @@ class CheckpointCoordinator:
         last_epochs: LastEpochs,
         *,
         continues: bool = True,
+        store: CompletedCheckpointStore | None = None,
     ) -> None:
         self._spark = reading_session(spark)
         self._query = streaming_query
@@ -125,7 +129,7 @@ class CheckpointCoordinator:
         self._spark_has_ended = False
         self._race = EpochRace(streaming_query, files.spark_log)
         storage = RetryingStorage(files.storage)
-        self._runner = runner_of(self._spark, files, storage, settings)
+        self._runner = runner_of(self._spark, files, storage, settings, store)
         self.listeners = self._runner.listeners
         self._recorder = RunRecorder(
             files.storage,
@@ -334,7 +338,17 @@ class CheckpointCoordinator:
         Its own last checkpoint may still be under way, because Spark ends the run that is active
         when a query is started again.
         """
-        self._runner.give_way()
+        self._runner.fence.give_way()
+
+    def take_back(self, store: CompletedCheckpointStore) -> None:
+        """Have the fence again that a next run claimed, with this store, and could not use.
+
+        Raises
+        ------
+        FencedError
+            If another driver has taken over the query meanwhile.
+        """
+        self._runner.fence.take_back(store)
 
     def _run(self) -> None:
         """Checkpoint the query until it ends; any error here ends it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 
 from pyspark.errors import AnalysisException
@@ -15,6 +15,7 @@ from pyspark_ckpt.checkpoint.query_files import QueryFiles
 from pyspark_ckpt.checkpoint.query_runner import runner_of
 from pyspark_ckpt.checkpoint.runner import CheckpointRunner
 from pyspark_ckpt.clock import now_ms
+from pyspark_ckpt.errors import CkptError
 from pyspark_ckpt.formats.metadata import CheckpointMetadata, Origin
 from pyspark_ckpt.formats.metadata_file import encode_metadata
 from pyspark_ckpt.formats.origin import Restore, read_origin
@@ -399,11 +400,19 @@ class QueryStart:
 
     def _with_coordinator(self, query: StreamingQuery, origin: Origin | None) -> CheckpointedQuery:
         """Give Spark's query its coordinator; stop the query if that fails."""
+        store, former = None, former_run(query.id)
         try:
-            return self._coordinated(query, origin)
+            if former is not None:
+                former.give_way()
+            files = self._files_of(query.id, query.name)
+            store = claim_store(RetryingStorage(files.storage), self._settings, query.id)
+            return self._coordinated(query, origin, files, store)
         except BaseException:
             # The caller would have no query to stop.
             in_another_thread(query.stop, not_stopped(self._location.storage.url))
+            if self._continued is not None and former is not None and store is not None:
+                with suppress(CkptError, OSError):  # another driver may have the query by now
+                    former.take_back(store)
             raise
 
     def _files_of(self, query_id: str, query_name: str | None) -> QueryFiles:
@@ -420,11 +429,13 @@ class QueryStart:
             given_names=given_names(self._stream),
         )
 
-    def _coordinated(self, query: StreamingQuery, origin: Origin | None) -> CheckpointedQuery:
-        files = self._files_of(query.id, query.name)
-        former = former_run(query.id)
-        if former is not None:
-            former.give_way()
+    def _coordinated(
+        self,
+        query: StreamingQuery,
+        origin: Origin | None,
+        files: QueryFiles,
+        store: CompletedCheckpointStore,
+    ) -> CheckpointedQuery:
         coordinator = CheckpointCoordinator(
             self._spark,
             query,
@@ -432,6 +443,7 @@ class QueryStart:
             self._settings,
             self._last_epochs,
             continues=self._continues,
+            store=store,
         )
         if origin is not None and origin.claim_mode is ClaimMode.CLAIM:
             coordinator.listeners.add_own(ClaimedSource(origin))
@@ -440,12 +452,11 @@ class QueryStart:
         coordinator.start()
         if self._spark_query.location_is_temporary:
             self._delete_location_at_the_end(coordinator, query)
-        restore = None if origin is None else Restore.of(origin)
         coordinated = self._continued
         if coordinated is None:
-            coordinated = CheckpointedQuery(
-                self._spark, query, coordinator, restore, self._restarter
-            )
+            restore = None if origin is None else Restore.of(origin)
+            of_query = (coordinator, restore, self._restarter)
+            coordinated = CheckpointedQuery(self._spark, query, *of_query)
         else:
             coordinated._continue_with(query, coordinator, self._restarter)  # noqa: SLF001  # its start
         session = self._spark_query.session or self._spark

@@ -9,12 +9,16 @@ from typing import Any
 import pytest
 
 import pyspark_ckpt as ckpt
+from pyspark_ckpt.api import restarts
 from pyspark_ckpt.api.restarts import Restarts
 from pyspark_ckpt.checkpoint.runner import CheckpointRunner
+from pyspark_ckpt.formats.requests import RequestFiles
+from pyspark_ckpt.query.coordinator import CheckpointCoordinator
 from pyspark_ckpt.query.start import QueryStart
 from pyspark_ckpt.restarting import staging
 from pyspark_ckpt.restore.location import exchange
 from pyspark_ckpt.storage.open import LocalStorage
+from pyspark_ckpt.stores.directory import CompletedCheckpoints
 from tests.query.harness import (
     INLINE,
     INTERVAL,
@@ -31,6 +35,7 @@ from tests.query.restoring.numbered_job import (
     writer_of,
 )
 from tests.query.session_conf import session_conf
+from tests.unit.query.test_requests import request
 
 
 @pytest.fixture
@@ -63,6 +68,46 @@ def test_a_restart_that_fails_half_way(job: Job, monkeypatch: pytest.MonkeyPatch
         check_numbered(job, 2)
         assert subtasks_of(query) == {0, 1}
         query.stop()
+
+
+@pytest.mark.parametrize("another_came", [False, pytest.param(True, marks=pytest.mark.further)])
+def test_a_restart_that_fails_behind_its_claim(
+    job: Job, monkeypatch: pytest.MonkeyPatch, *, another_came: bool
+) -> None:
+    """The new run has the fence, and cannot have its coordinator: the query runs as before.
+
+    If another driver has claimed the query by then, it is left to that one.
+    """
+    with session_conf(job.spark, {PARTITIONS: "2"}):
+        epoch_of(job)
+        query = writer_of(job).start()
+        query.processAllAvailable()
+        with monkeypatch.context() as patched:
+
+            def fails(*_: Any) -> Any:
+                if another_came:
+                    CompletedCheckpoints(LocalStorage(job.checkpoint_path)).claim()
+                patched.undo()
+                msg = "no record"
+                raise OSError(msg)
+
+            patched.setattr("pyspark_ckpt.query.coordinator.start_record", fails)
+            with pytest.raises(OSError, match="no record"):
+                query.rescale(3)
+        assert query.isActive is not another_came
+        if another_came:
+            assert "another driver" in str(query.exception())
+            return
+        epoch_of(job)
+        query.processAllAvailable()
+        check_numbered(job, 2)
+        assert subtasks_of(query) == {0, 1}
+        assert query.rescale(3).epoch == 1
+        epoch_of(job)
+        query.processAllAvailable()
+        check_numbered(job, 3)
+        query.stop()
+        assert query.exception() is None
 
 
 @pytest.mark.parametrize("failures", [1, 2])
@@ -130,6 +175,38 @@ def test_a_restart_that_leaves_the_query_stopped_is_a_failure_of_the_query(
         check_numbered(job, 2)
         assert subtasks_of(again) == {0, 1}
         again.stop()
+
+
+@pytest.mark.further
+@pytest.mark.parametrize("why", ["somebody stops it", "its run has failed"])
+def test_a_restart_that_leaves_the_query_stopped_refuses_requests_and_lets_it_be_saved(
+    job: Job, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    """It ends while it is restarted, and does not start again as it was."""
+    files = RequestFiles(LocalStorage(job.checkpoint_path))
+    posted: list[str] = []
+
+    def ends(_: QueryStart, coordinator: CheckpointCoordinator, *__: Any) -> None:
+        posted.append(files.post(request()))
+        if why == "somebody stops it":
+            coordinator.stops.keep_stopped()
+        else:
+            coordinator.watched.note(ckpt.FailedCheckpointsError("no luck"))
+        msg = "no exchange"
+        raise OSError(msg)
+
+    with session_conf(job.spark, {PARTITIONS: "2"}):
+        epoch_of(job)
+        query = writer_of(job).start()
+        query.processAllAvailable()
+        monkeypatch.setattr(restarts, "_changed", ends)
+        with pytest.raises(OSError, match="no exchange"):
+            query.rescale(3)
+        assert not query.isActive
+        answer = files.answer_to(posted[0])
+        assert answer is not None
+        assert "the query has ended" in str(answer.error)
+        assert query.stopWithSavepoint(str(job.base / "savepoints")).epoch == 0
 
 
 @pytest.mark.further

@@ -115,7 +115,7 @@ def test_a_run_that_gives_way_does_not_take_the_fence_back(storage: LocalStorage
     former = epochs.runner()
     epochs.commit()
     former.take(epochs.committed_epoch, periodic=False)
-    former.give_way()
+    former.fence.give_way()
     former.check_not_fenced()  # the next run has not begun
     following = epochs.runner()
     assert not former.take_over()
@@ -127,6 +127,32 @@ def test_a_run_that_gives_way_does_not_take_the_fence_back(storage: LocalStorage
     assert isinstance(taken, CompletedCheckpoint)
     assert following.take_over()  # as every other run
     following.check_not_fenced()
+
+
+@pytest.mark.parametrize("another_came", [False, True])
+def test_a_run_takes_the_fence_back_from_a_next_run_that_could_not_be_started(
+    storage: LocalStorage, *, another_came: bool
+) -> None:
+    """Unless another driver has it by now: that one keeps it."""
+    epochs = Epochs(storage)
+    former = epochs.runner()
+    epochs.commit()
+    former.take(epochs.committed_epoch, periodic=False)
+    former.fence.give_way()
+    following = epochs.runner()
+    with pytest.raises(FencedError):
+        former.check_not_fenced()
+    newest = epochs.runner() if another_came else former
+    if another_came:
+        with pytest.raises(FencedError):
+            former.fence.take_back(following.fence.store)
+    else:
+        former.fence.take_back(following.fence.store)
+    newest.check_not_fenced()
+    with pytest.raises(FencedError):
+        following.check_not_fenced()
+    epochs.commit()
+    assert isinstance(newest.take(epochs.committed_epoch, periodic=False), CompletedCheckpoint)
 
 
 def test_a_driver_that_takes_over_again_relies_on_no_copy_that_another_may_delete(

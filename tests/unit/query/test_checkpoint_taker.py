@@ -35,7 +35,7 @@ def test_a_run_that_gives_way_takes_nothing_back_and_is_no_failure(tmp_path: Pat
     race: Any = SimpleNamespace(standing=lambda: Standing.OURS)
     taker = CheckpointTaker(former, race, cast("Any", watched), epochs.committed_epoch, 0)
     epochs.commit()
-    former.give_way()
+    former.fence.give_way()
     following = epochs.runner()
     with pytest.raises(FencedError):
         taker.take_back_if_fenced()
