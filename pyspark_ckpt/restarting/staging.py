@@ -20,6 +20,7 @@ from pyspark.sql import SparkSession
 
 from pyspark_ckpt.errors import NotBuiltYetError
 from pyspark_ckpt.formats.handle import Handle
+from pyspark_ckpt.formats.metadata import OperatorMetadata
 from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.restore.location.exchange import (
     KEPT_BY_RESTART,
@@ -49,10 +50,24 @@ def changes_state(plan: RestorePlan) -> bool:
 
     A query whose operators stay as they are is only started again.
     """
-    before = {each.uid: each.operator_id for each in plan.source.metadata.operators}
+    before = {each.uid: each for each in plan.source.metadata.operators}
     return not all(
-        isinstance(each, CopiedOperator) and before[each.uid] == each.operator_id
+        isinstance(each, CopiedOperator) and _is_at(before[each.uid], each)
         for each in plan.operators
+    )
+
+
+def _is_at(stored: OperatorMetadata, planned: CopiedOperator) -> bool:
+    """Return whether the location's state stores are what a copied operator needs.
+
+    An operator without handles is always copied, and so is one that gets timers.
+    """
+    wanted = planned.wanted
+    return (
+        stored.operator_id == planned.operator_id
+        and stored.parallelism == wanted.parallelism
+        and stored.max_parallelism == wanted.max_parallelism
+        and stored.time_mode == wanted.time_mode
     )
 
 

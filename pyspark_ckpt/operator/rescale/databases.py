@@ -310,7 +310,8 @@ def _kept(
     assert base is not None  # as `shares_of` says
     assert files_format is not None
     place, snapshot = scratch / "files", scratch / "snapshot"
-    # The restore has just copied and checked these files. Whoever reads the result checks them too.
+    # A restore has just checked these files. A rescale in place has not, so that its pause does not
+    # grow with the state. Whoever fetches them for the result checks them too.
     fetch_files(target, base, files_format, place, in_place=True, checked=True)
     groups = key_groups_of(first.subtask, first.parallelism, first.max_parallelism)
     version = new_version(first.epoch)
