@@ -174,8 +174,7 @@ def _rolled_back(
     begun = begun_exchange(location)
     if begun is not None and is_untouched(location, begun):  # it may be of long ago
         query_id = _check_stopped(spark, location)
-        if not force:
-            check_silent(location, _checkpoints(location, root, query_id))
+        _check_quiet(location, _checkpoints(location, root, query_id), force=force)
     finished = _finish_interrupted(location, to)
     if finished is not None:
         return finished
@@ -185,10 +184,7 @@ def _rolled_back(
     source = None if is_return else _source(location, checkpoints, to, query_id)
     if root is not None:
         check_owner(location, checkpoints)  # what follows would fence the driver of the original
-    if not force:
-        _check_is_of_query(location, checkpoints)
-        check_silent(location, checkpoints)
-        _check_not_draining(location)
+    _check_quiet(location, checkpoints, force=force)
     with closing(find_store(checkpoints)) as store:
         # A start, or another rollback, that comes later claims it too, and this one ends.
         store.claim()
@@ -361,6 +357,14 @@ def _check_stopped(spark: SparkSession, location: Storage) -> str:
 
 def _checkpoints(location: Storage, root: Storage | None, query_id: str) -> Storage:
     return location.child(CHECKPOINTS_DIRECTORY) if root is None else root.child(query_id)
+
+
+def _check_quiet(location: Storage, checkpoints: Storage, *, force: bool) -> None:
+    """Refuse a query that another application may run, or drain, unless the caller knows better."""
+    if not force:
+        _check_is_of_query(location, checkpoints)
+        check_silent(location, checkpoints)
+        _check_not_draining(location)
 
 
 def _check_is_of_query(location: Storage, checkpoints: Storage) -> None:

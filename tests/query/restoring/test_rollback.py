@@ -332,6 +332,7 @@ def test_savepoints_and_shadows_in_the_location_stay_where_they_are(job: Job) ->
         query.processAllAvailable()
         first = query.triggerSavepoint(str(location / "savepoints"))
         second = query.triggerSavepoint(str(location))
+        third = query.triggerSavepoint(str(location / "mine" / "of-may"))
         checkpoint = query.triggerCheckpoint()
     left = location / "_shadow-0123456789ab" / "candidate" / "metadata"
     left.parent.mkdir(parents=True)
@@ -339,7 +340,7 @@ def test_savepoints_and_shadows_in_the_location_stay_where_they_are(job: Job) ->
     made = ckpt.rollback(str(location), f"chk-{checkpoint.checkpoint_id}")
     assert left.exists()
     assert {"offsets", "pyspark_ckpt"} <= {path.name for path in Path(made.kept).iterdir()}
-    for savepoint in (first, second):
+    for savepoint in (first, second, third):
         assert ckpt.verify(savepoint.path)
 
 

@@ -1,21 +1,24 @@
-"""A driver that is paused while its query is rolled back is fenced; Spark's part is replaced."""
+"""A rollback beside other drivers fences those that are paused; Spark's part is replaced."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from pyspark_ckpt.checkpoint.runner import CheckpointRunner
-from pyspark_ckpt.errors import CheckpointAbortedError, FencedError
-from pyspark_ckpt.formats.layout import CHECKPOINTS_DIRECTORY
+from pyspark_ckpt.errors import CheckpointAbortedError, FencedError, RestoreError
+from pyspark_ckpt.formats.layout import CHECKPOINTS_DIRECTORY, DRAIN_MARKER, ROLLBACK_MARKER
 from pyspark_ckpt.restarting import rollback as module
 from pyspark_ckpt.restarting.rollback import rollback
+from pyspark_ckpt.restarting.turn import turn_of
 from pyspark_ckpt.restore import seeding
+from pyspark_ckpt.restore.location.exchange import Exchange, begun_exchange
 from pyspark_ckpt.restore.spark_state import Seed
 from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.storage.open import LocalStorage, Storage
@@ -143,3 +146,92 @@ def test_a_driver_whose_location_was_deleted_and_made_anew_is_fenced(
     assert unfenced(*old) == []
     new = [start(inside) for _ in range(3)]
     assert unfenced(*old, *new) == new[-1:]
+
+
+@pytest.mark.parametrize("sign", ["active", "records"])
+def test_an_untouched_rollback_is_not_finished_under_a_query_that_runs(
+    location: LocalStorage, epochs: Epochs, monkeypatch: pytest.MonkeyPatch, sign: str
+) -> None:
+    """Its driver was killed before it moved anything, so the query may have gone on."""
+    take(epochs.runner(), epochs)
+    old = Exchange(
+        to="chk-1", kept="_before_rollback-1", staged="_rolling_back-1", outgoing=("offsets",),
+        incoming=("offsets",), is_claimed=True,
+    )  # fmt: skip
+    location.write("_rolling_back-1/offsets/0", [b"x"])
+    location.write(ROLLBACK_MARKER, [msgspec.json.encode(old)])
+
+    def runs(*_: object) -> None:
+        msg = "the query runs: stop it first"
+        raise RestoreError(msg)
+
+    if sign == "active":
+        monkeypatch.setattr(module, "is_active", lambda *_: True)
+    else:
+        monkeypatch.setattr(module, "check_silent", runs)
+    before = files_of(location)
+    with pytest.raises(RestoreError, match="stop it first"):
+        rollback(str(location.root), "chk-1")
+    assert files_of(location) == before
+    assert begun_exchange(location) == old
+
+
+def test_a_drain_that_begins_before_the_rollback_fences_its_driver_is_refused(
+    location: LocalStorage, epochs: Epochs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rollback has already found none: it looks once more."""
+    take(epochs.runner(), epochs)
+    claim = CompletedCheckpoints.claim
+
+    def claims(self: CompletedCheckpoints) -> None:
+        location.write(DRAIN_MARKER, [b"{}"])
+        claim(self)
+
+    monkeypatch.setattr(CompletedCheckpoints, "claim", claims)
+    with pytest.raises(RestoreError, match="drained"):
+        rollback(str(location.root), "chk-1")
+    assert location.exists(DRAIN_MARKER)
+    assert not list(location.root.glob("_before_rollback-*"))
+
+
+def test_a_rollback_that_is_overtaken_clears_nothing_of_the_later_one(
+    location: LocalStorage,
+) -> None:
+    location.write("_rolling_back-1/offsets/0", [b"x"])
+
+    def overtaken() -> None:
+        msg = "another driver has taken over"
+        raise FencedError(msg)
+
+    with pytest.raises(FencedError):
+        module._clear_leftovers(location, None, overtaken)
+    assert location.exists("_rolling_back-1/offsets/0")
+
+    def about_to_be_overtaken() -> None:
+        location.write("_rolling_back-2/offsets/0", [b"x"])
+
+    module._clear_leftovers(location, None, about_to_be_overtaken)
+    assert files_of(location) == {"_rolling_back-2/offsets/0"}
+
+
+def test_a_rollback_has_the_turn_of_its_location_from_the_first_look_to_the_last_move(
+    location: LocalStorage, epochs: Epochs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A start of this process neither fences it nor meets half of the files."""
+    take(epochs.runner(), epochs)
+    looks: set[tuple[str, bool]] = set()
+
+    def looked_at(name: str) -> Callable[..., Any]:
+        step = getattr(module, name)
+
+        def look(*arguments: Any) -> Any:
+            looks.add((name, turn_of(location.url).locked()))
+            return step(*arguments)
+
+        return look
+
+    for name in ("begun_exchange", "exchange"):
+        monkeypatch.setattr(module, name, looked_at(name))
+    rollback(str(location.root), "chk-1")
+    assert looks == {("begun_exchange", True), ("exchange", True)}
+    assert not turn_of(location.url).locked()
