@@ -387,7 +387,7 @@ class InputColumns:
 
     def _arrow_column(
         self, index: int, sent: pa.RecordBatch, nulls: Mapping[int, Places]
-    ) -> pa.Array:
+    ) -> pa.Array | pa.ChunkedArray:
         field, column = self.schema.fields[index], sent.column(f"c{index}")
         transport = self._transports[index]
         try:

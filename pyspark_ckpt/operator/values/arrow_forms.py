@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from pyspark.sql import types as T
 
 from pyspark_ckpt.operator.values.arrow_values import arrow_array, arrow_type, in_type, plain_values
-from pyspark_ckpt.operator.values.message_pack import MESSAGE_PACK
+from pyspark_ckpt.operator.values.message_pack import MessagePackForm
 from pyspark_ckpt.operator.values.sent_columns import values_of, with_nulls
 from pyspark_ckpt.operator.values.transport import (
     Transport,
@@ -22,11 +22,26 @@ from pyspark_ckpt.operator.values.wire_form import fields_writer
 
 Numbers = np.ndarray[Any, Any]
 
+PIECE_BYTES = 1 << 30
+"""Columns of texts are cut into pieces of this size, if they have more than one array can have."""
+
+
+class _EntriesForm(MessagePackForm):
+    """Plain values with maps as lists of entries, because Arrow's keys need no hash."""
+
+    def pack_map(self, entries: Iterable[tuple[Any, Any]]) -> Any:
+        return list(entries)
+
+
+_ENTRIES_OF_MAPS = _EntriesForm()
+
 
 def shown_column(
     data_type: T.DataType, sent: pa.Array, nulls: Numbers | None, transport: Transport
-) -> pa.Array:
+) -> pa.Array | pa.ChunkedArray:
     """Return a column as a processor sees it, in the Arrow type of its Spark type.
+
+    It is in one piece, unless it has more bytes of text than one array can have.
 
     Parameters
     ----------
@@ -45,12 +60,29 @@ def shown_column(
         return values_column(data_type, all_received(transport, values_of(column)))
     if isinstance(data_type, T.DateType | T.TimestampType):
         return column.view(wanted)
-    return column if column.type == wanted else column.cast(wanted)
+    if column.type == wanted:
+        return column
+    try:
+        return column.cast(wanted)
+    except pa.ArrowInvalid:
+        if not pa.types.is_large_string(column.type) and not pa.types.is_large_binary(column.type):
+            raise
+    return pa.chunked_array([piece.cast(wanted) for piece in _small_pieces(column)], wanted)
+
+
+def _small_pieces(column: pa.Array) -> Iterator[pa.Array]:
+    """Yield copies of the parts of a column, each with so many bytes as a small type holds."""
+    if len(column) > 1 and column.nbytes > PIECE_BYTES:
+        half = len(column) // 2
+        yield from _small_pieces(column.slice(0, half))
+        yield from _small_pieces(column.slice(half))
+    else:
+        yield column.take(pa.array(range(len(column)), pa.int64()))
 
 
 def values_column(data_type: T.DataType, values: Sequence[Any]) -> pa.Array:
     """Return Python values of a Spark type as an Arrow column."""
-    write = fields_writer(MESSAGE_PACK, T.StructType([T.StructField("c0", data_type)]))
+    write = fields_writer(_ENTRIES_OF_MAPS, T.StructType([T.StructField("c0", data_type)]))
     plain = values if write is None else [write((value,))[0] for value in values]
     return arrow_array(data_type, plain)
 

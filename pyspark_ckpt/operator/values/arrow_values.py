@@ -207,13 +207,14 @@ def _each(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
 def _entries(
     key: Callable[[Any], Any] | None, value: Callable[[Any], Any] | None
 ) -> Callable[[Any], Any]:
-    def convert(entries: dict[Any, Any]) -> list[tuple[Any, Any]]:
+    def convert(entries: Any) -> list[tuple[Any, Any]]:
+        pairs = entries.items() if isinstance(entries, dict) else entries
         return [
             (
                 k if key is None else key(k),
                 v if value is None or v is None else value(v),
             )
-            for k, v in entries.items()
+            for k, v in pairs
         ]
 
     return convert

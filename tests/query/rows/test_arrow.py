@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from pyspark.sql import Row, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
 import pyspark_ckpt as ckpt
@@ -274,3 +274,40 @@ def test_plans_that_are_refused(spark: SparkSession) -> None:
             "None",
         )
     assert issubclass(ProcessorError, Exception)
+
+
+class Same(ckpt.ArrowProcessor):
+    """The rows as they came."""
+
+    def init(self, handle: Any) -> None: ...
+
+    def handleInputArrow(
+        self, keys: pa.Table, rows: pa.Table, timerValues: Any
+    ) -> Iterator[pa.Table]:
+        assert rows.schema.field("m").type == pa.map_(pa.list_(pa.int32()), pa.string())
+        yield rows
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.further
+def test_maps_by_lists(job: Job, tmp_path: Path) -> None:
+    """Python's dictionaries have no such keys, Spark's maps and Arrow's do."""
+    path, ddl = str(tmp_path / "maps"), "k string, m map<array<int>,string>"
+    maps = {"a": "map(array(1, null), 'x', array(), null)", "b": "null", "c": "map()"}
+    for key, value in maps.items():
+        row = f"select '{key}' as k, cast({value} as map<array<int>,string>) as m"
+        job.spark.sql(row).coalesce(1).write.mode("append").parquet(path)
+
+    def plan(job: Job) -> DataFrame:
+        keyed = ckpt.key_by(job.spark.readStream.schema(ddl).parquet(path), "k")
+        return keyed.transformWithStateInArrow(Same(), ddl, "Append", "None", uid="op")
+
+    job = job.but(plan=plan, output=ddl)
+    job.run()
+    expected = job.spark.read.schema(ddl).parquet(path)
+    found = job.spark.read.schema(ddl).parquet(str(job.base / job.out))
+    columns = ["k", "to_json(map_entries(m)) as m"]
+    assert sorted(map(repr, found.selectExpr(*columns).collect())) == sorted(
+        map(repr, expected.selectExpr(*columns).collect())
+    )

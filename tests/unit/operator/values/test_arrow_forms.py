@@ -1,9 +1,12 @@
 """Columns are cast to a type of their kind, whatever the width of its offsets."""
 
+import numpy as np
 import pyarrow as pa
 import pytest
+from pyspark.sql import types as T
 
-from pyspark_ckpt.operator.values.arrow_forms import cast
+from pyspark_ckpt.operator.values.arrow_forms import cast, shown_column
+from pyspark_ckpt.operator.values.transport import Transport
 
 
 @pytest.mark.parametrize("wanted", [pa.string(), pa.large_string(), pa.binary(), pa.large_binary()])
@@ -15,3 +18,19 @@ def test_a_column_of_the_type_is_taken_as_it_is(wanted: pa.DataType) -> None:
 def test_another_kind_is_refused() -> None:
     with pytest.raises(pa.ArrowInvalid, match="int64 is no string"):
         cast(pa.chunked_array([[1]]), pa.string())
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("place", [0, 2])
+def test_more_text_than_one_array_can_have(place: int) -> None:
+    """It comes in pieces; a part from behind the first 2 GB has the bytes of its place."""
+    offsets = np.array([0, 3, 1_100_000_000, 2_200_000_000, 2_200_000_005])
+    text = np.zeros(offsets[-1], np.uint8)
+    text[:3], text[-5:] = list(b"abc"), list(b"vwxyz")
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(text)]
+    column = pa.LargeStringArray.from_buffers(pa.large_string(), 4, buffers).slice(place)
+    shown = shown_column(T.StringType(), column, None, Transport(lambda sent: sent, ""))
+    assert shown.type == pa.string()
+    assert shown[-1].as_py() == "vwxyz"
+    assert place or shown[0].as_py() == "abc"
+    assert [len(each.as_buffer()) for each in shown] == np.diff(offsets).tolist()[place:]
