@@ -60,6 +60,12 @@ class Totals(StatefulProcessor):
         """Close nothing."""
 
 
+_BASES_SOON = {
+    "spark.ckpt.state.changelog.materialize.max-segments": "1",
+    "spark.ckpt.state.changelog.materialize.min-size": "1b",
+}
+
+
 class WrongStateError(Exception):
     """A fork does not have the state that it should have."""
 
@@ -137,8 +143,6 @@ def _writer(counts: Any, location: Path) -> ckpt.CheckpointedStreamWriter:
         .format("noop")
         .option("checkpointLocation", str(location))
         .option("spark.ckpt.execution.checkpointing.interval", "1h")
-        .option("spark.ckpt.state.changelog.materialize.max-segments", "1")
-        .option("spark.ckpt.state.changelog.materialize.min-size", "1b")
     )
 
 
@@ -152,7 +156,10 @@ def _stored(spark: SparkSession, directory: Path, keys: int) -> _Stored:
     source = directory / "in"
     some = _some(spark)
     some.limit(0).write.parquet(str(source))
-    query = _writer(_plan(spark, source), directory / "location").restoreFrom(first).start()
+    writer = _writer(_plan(spark, source), directory / "location").restoreFrom(first)
+    for key, value in _BASES_SOON.items():  # a fork has the defaults, as users have them
+        writer = writer.option(key, value)
+    query = writer.start()
     try:
         written = 0
         while True:
