@@ -13,6 +13,7 @@ from py4j.protocol import Py4JError
 import pyspark_ckpt as ckpt
 from pyspark_ckpt.checkpoint import tolerance as patience
 from pyspark_ckpt.checkpoint.runner import CheckpointRunner
+from pyspark_ckpt.formats.requests import RequestFiles
 from pyspark_ckpt.query.requests import RequestHandler
 from pyspark_ckpt.restore.location.start_location import StartLocation
 from pyspark_ckpt.savepoint.taker import SavepointTaker
@@ -32,6 +33,7 @@ from tests.query.harness import (
     files_below,
 )
 from tests.query.model import events_of, expected
+from tests.unit.query.test_requests import request
 
 SELDOM = {INTERVAL: "1h"}
 
@@ -215,3 +217,24 @@ def test_checkpoints_of_a_query_that_another_driver_runs_stay_and_a_warning_says
     query.stop()
     assert "another driver runs the query now" in caplog.text
     assert [row.checkpoint_id for row in completed(query)] == [taken.checkpoint_id]
+
+
+@pytest.mark.further
+def test_a_query_that_another_driver_runs_refuses_no_requests_at_its_end(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other driver answers them. Without it, nobody would, so the query refuses them."""
+    monkeypatch.setattr(RequestHandler, "poll", lambda _: None)
+    # It takes no last checkpoint, which would take the fence back.
+    job = job.using(SELDOM).using({RETENTION: "DELETE_ON_CANCELLATION"})
+    storage = LocalStorage(job.checkpoint_path)
+    files = RequestFiles(storage)
+    for is_fenced in (False, True):
+        query = job.start()
+        job.feed.add(events_of(int(is_fenced)))
+        query.processAllAvailable()
+        posted = files.post(request())
+        if is_fenced:
+            CompletedCheckpoints(storage).claim()
+        query.stop()
+        assert (files.answer_to(posted) is None) == is_fenced

@@ -7,11 +7,18 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 import pyspark_ckpt as ckpt
+from pyspark_ckpt.formats.metadata import Origin
+from pyspark_ckpt.history.run_log import RecordedRuns
+from pyspark_ckpt.history.run_record import RunEnded
+from pyspark_ckpt.query import coordinator
+from pyspark_ckpt.restore import claim
+from pyspark_ckpt.storage.open import LocalStorage
 from tests.query.checkpoints.test_coordinator import Pipe
 from tests.query.harness import (
     DEADLINE,
@@ -23,7 +30,9 @@ from tests.query.harness import (
     files_below,
     until,
 )
+from tests.query.life.test_metrics import PROMETHEUS, scraped, value
 from tests.query.model import events_of, expected
+from tests.query.restoring.numbered_job import Gate
 
 PROGRAM = Path(__file__).with_name("ended_session_program.py")
 
@@ -109,6 +118,98 @@ def test_a_listener_may_call_everything(job: Job, call: str, options: dict[str, 
     assert query.isActive == (call not in ("stopWithSavepoint", "stop", "awaitTermination"))
     query.stop()
     assert job.result() == expected(job.feed.rows)
+
+
+class Hanging(ckpt.CheckpointListener):
+    """A listener that returns only after the test has opened its gate."""
+
+    def __init__(self) -> None:
+        self.gate = Gate()
+
+    def onCheckpointCompleted(self, checkpoint: ckpt.CompletedCheckpoint) -> None:
+        self.gate.wait()
+
+
+@pytest.mark.further
+def test_a_listener_that_hangs_does_not_hold_up_the_records(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of checkpoints that are completed or aborted, and of the query's end."""
+    monkeypatch.setattr(coordinator, "LISTENERS_PATIENCE_S", 2 * DEADLINE)
+    job, hanging = job.using({INTERVAL: "1h"}), Hanging()
+    query = job.start()
+    query.addCheckpointListener(hanging)
+    take = partial(query._coordinator.trigger_checkpoint, waits_for_listeners=False)
+
+    def recorded() -> RecordedRuns:
+        return RecordedRuns(LocalStorage(job.checkpoint_path))
+
+    try:
+        for number in range(2):
+            job.feed.add(events_of(number))
+            query.processAllAvailable()
+            take()
+            hanging.gate.await_arrival()
+        known = query._coordinator.progress._checkpointed_at_ms
+        until(lambda: len(known) == 2, "the progress does not have the second checkpoint")
+        job.feed.add(events_of(2))
+        query.processAllAvailable()
+        blocked = job.checkpoint_path / "chk-3"
+        blocked.write_text("a file where a directory should be")
+        with pytest.raises(ckpt.CheckpointAbortedError, match="chk-3"):
+            take()
+        blocked.unlink()
+        until(
+            lambda: "aborted" in set(ckpt.history(str(job.location_path))["status"]),
+            "the history does not have the third checkpoint",
+        )
+        query._query.stop()
+        until(
+            lambda: any(isinstance(each, RunEnded) for each in recorded().starts_and_ends()),
+            "the end is not recorded",
+        )
+        ids = [each.checkpoint_id for note in recorded().notes(100) for each in note.checkpoints]
+        assert ids[:2] == [1, 2]
+    finally:
+        hanging.gate.open()
+        query.stop()
+
+
+@pytest.mark.further
+def test_a_listener_that_hangs_holds_up_neither_a_claim_nor_metrics(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The deletion of what was claimed fails at first, and is done at the next checkpoint."""
+    job.feed.add(events_of(0))
+    with job.running() as query:
+        query.processAllAvailable()
+        savepoint = query.triggerSavepoint(str(job.base / "savepoints")).path
+    real, left = claim.discard, [OSError("the storage is away")]
+
+    def fails_once(origin: Origin) -> bool:
+        if left:
+            raise left.pop()
+        return real(origin)
+
+    monkeypatch.setattr(claim, "discard", fails_once)
+    fork, hanging = job.but(location="fork", out="fork-out").using(PROMETHEUS), Hanging()
+    query = fork.writer().restoreFrom(savepoint, claimMode="CLAIM").start()
+    query.addCheckpointListener(hanging)
+    try:
+        for number in (1, 2):
+            job.feed.add(events_of(number))
+            query.processAllAvailable()
+            query._coordinator.trigger_checkpoint(waits_for_listeners=False)
+            hanging.gate.await_arrival()
+        until(lambda: not Path(savepoint).exists(), "the claimed savepoint stays")
+        url, counted = query.metricsReporters["prometheus"], "checkpoints_completed_total"
+        until(
+            lambda: value(scraped(url), f"pyspark_ckpt_{counted}") == 2,
+            "the metrics do not have the second checkpoint",
+        )
+    finally:
+        hanging.gate.open()
+        query.stop()
 
 
 @pytest.mark.wide

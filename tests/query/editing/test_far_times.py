@@ -18,7 +18,8 @@ from tests.unit.snapshot.made_savepoint import MadeSavepoint
 
 FOR_EVER = (1 << 63) - 1
 IN_NANOSECONDS = 1_800_000_000_000_000_000
-TIMERS = [FOR_EVER, IN_NANOSECONDS, 4_000_000_000_000]
+FIRST = -FOR_EVER - 1
+TIMERS = [FIRST, FOR_EVER, IN_NANOSECONDS, 4_000_000_000_000]
 
 
 def states_of(handle: ProcessorHandle) -> dict[str, Any]:
@@ -52,12 +53,12 @@ def test_far_times_keep_their_bytes_under_other_keys(savepoint: str, tmp_path: P
 
 
 @pytest.mark.further
-def test_far_times_are_shown_as_the_last_one_and_stay_far(
+def test_far_times_are_shown_as_the_first_or_last_one_and_stay_far(
     spark: SparkSession, savepoint: str, tmp_path: Path
 ) -> None:
     edit = ckpt.edit_state(savepoint)
     shown = edit.timers("op").select(F.unix_micros("fires_at")).collect()
-    assert sorted({row[0] for row in shown}) == [4_000_000_000_000_000, FOR_EVER]
+    assert sorted({row[0] for row in shown}) == [FIRST, 4_000_000_000_000_000, FOR_EVER]
     edit.set_timers("op", edit.timers("op").where("k = 'a'"))
     edit.put("op", "seen", edit.table("op", "seen")).change("op", "many", lambda rows: rows)
     edited = edit.save(str(tmp_path / "e")).path
@@ -69,7 +70,7 @@ def test_far_times_are_shown_as_the_last_one_and_stay_far(
         assert all(time_ms > FOR_EVER // 1000 for chunk in beyond for time_ms in chunk)
     with ckpt.open_state(edited) as now:
         fires = now.timers("op").to_arrow().read_all()["fires_at"].cast("int64").to_pylist()
-    assert fires == [4_000_000_000_000, FOR_EVER]
+    assert fires == [FIRST, 4_000_000_000_000, FOR_EVER]
 
 
 def test_the_data_source_has_far_times(spark: SparkSession, savepoint: str) -> None:
@@ -79,4 +80,4 @@ def test_the_data_source_has_far_times(spark: SparkSession, savepoint: str) -> N
     assert {row[0] for row in seen.select(F.unix_micros("expires_at")).collect()} == {FOR_EVER}
     timers = source.option("table", "timers").load(savepoint)
     fires = sorted(row[0] for row in timers.select(F.unix_micros("fires_at")).collect())
-    assert fires == [4_000_000_000_000_000] * 2 + [FOR_EVER] * 4
+    assert fires == [FIRST] * 2 + [4_000_000_000_000_000] * 2 + [FOR_EVER] * 4

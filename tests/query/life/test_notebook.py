@@ -14,8 +14,10 @@ import pytest
 from nbclient import NotebookClient
 
 import pyspark_ckpt as ckpt
-from tests.query.harness import INTERVAL, Job
+from tests.query.harness import INTERVAL, Job, await_progress
 from tests.query.model import Count
+from tests.query.restoring.numbered_job import PARTITIONS, writer_of
+from tests.query.session_conf import session_conf
 
 HOSTILE = "<script>alert(1)</script>"
 SELDOM = {INTERVAL: "1h"}
@@ -143,6 +145,31 @@ def test_an_interrupt_ends_the_view_and_not_the_query(
         patched.setattr(sys, "stdout", out)
         query.watch()
     assert ": ended" in out.getvalue()
+
+
+@pytest.mark.further
+def test_a_view_continues_with_a_query_that_is_restarted_in_place(job: Job) -> None:
+    """It has the epochs and savepoints of both runs."""
+    job = job.but(processor=Count, output="k string, n long").using(SELDOM)
+    job.feed.add([("a", 1)])
+    with session_conf(job.spark, {PARTITIONS: "2"}):
+        query = writer_of(job).start()
+        try:
+            query.processAllAvailable()
+            await_progress(query, 0)
+            view = query._view()
+            assert [epoch for epoch, *_ in view.read().epochs] == [0]
+            query.rescale(3)
+            job.feed.add([("a", 2)])
+            query.processAllAvailable()
+            await_progress(query, 1)
+            query.triggerSavepoint(str(job.base / "savepoints"))
+            found = view.read()
+        finally:
+            query.stop()
+    assert [epoch for epoch, *_ in found.epochs] == [0, 1]
+    taken = [(kind, epoch) for kind, _, _, epoch, *_ in found.checkpoints]
+    assert ("savepoint", 1) in taken
 
 
 CELLS = (

@@ -11,9 +11,11 @@ from pyspark.sql import Row
 import pyspark_ckpt as ckpt
 from pyspark_ckpt.history.run_log import RecordedRuns
 from pyspark_ckpt.history.run_record import RunEnded, RunStarted
+from pyspark_ckpt.settings import PARALLELISM
 from pyspark_ckpt.storage.open import LocalStorage
 from tests.query.harness import INTERVAL, OFTEN, Job
 from tests.query.model import Count
+from tests.query.restoring.numbered_job import writer_of
 from tests.query.session_conf import session_conf
 
 
@@ -131,3 +133,22 @@ def test_a_restored_query_records_that_and_a_new_run_gets_its_own_records(job: J
     assert isinstance(started, RunStarted)
     assert path in started.settings
     assert [type(each) for each in records] == [RunStarted, RunEnded] * 2
+
+
+@pytest.mark.further
+def test_a_rescaled_run_says_that_its_parallelism_is_that_of_the_location(job: Job) -> None:
+    job = job.but(processor=Count, output="k string, n long").using({INTERVAL: "1h"})
+    job.feed.add([("a", 1)])
+    with session_conf(job.spark, {PARALLELISM: "2"}):
+        query = writer_of(job).start()
+        query.processAllAvailable()
+        query.rescale(3)
+        query.stop()
+    found = [
+        (each.value, each.source)
+        for record in runs_of(job).starts_and_ends()
+        if isinstance(record, RunStarted)
+        for each in record.settings
+        if each.key == PARALLELISM
+    ]
+    assert found == [("2", "conf"), ("3", "location")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from tests.query.harness import (
     files_below,
 )
 from tests.query.model import events_of, expected, in_order
+from tests.query.restoring.numbered_job import Gate
 from tests.query.timed import ORIGIN_MS, at, timed_feed
 
 AGES = ckpt.StateTtlConfig(10_000_000, time="event")
@@ -234,6 +236,34 @@ def test_a_drain_that_begins_while_another_driver_starts(
     fired = [(k, "timer", 10) for k in KEYS]
     assert job.result() == in_order([(k, "row", v) for k in KEYS for v in (10, 20)] + fired)
     assert not list(job.location_path.glob("_drain*"))
+
+
+@pytest.mark.further
+def test_a_start_of_the_same_process_waits_for_a_drain(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would fence the driver that drains, and run the same epoch beside it."""
+    job = timed(job)
+    job.feed.add([(k, 10, at(0)) for k in KEYS])
+    query = job.start()
+    query.processAllAvailable()
+    real_run, gate = LastEpochs._run_epoch, Gate()
+
+    def gated(self: LastEpochs, drain: Drain | None) -> None:
+        gate.wait()
+        real_run(self, drain)
+
+    monkeypatch.setattr(LastEpochs, "_run_epoch", gated)
+    with ThreadPoolExecutor(2) as pool:
+        saving = pool.submit(query.stopWithSavepoint, drain=True)
+        gate.await_arrival()
+        starting = pool.submit(job.start)
+        wait([starting], timeout=2)  # it must not fence before this
+        gate.open()
+        saving.result(PATIENCE_S)
+        starting.result(PATIENCE_S).stop()
+    fired = [(k, "timer", 10) for k in KEYS]
+    assert job.result() == in_order([(k, "row", 10) for k in KEYS] + fired)
 
 
 @pytest.mark.parametrize("lost", ["offsets", "commits"])

@@ -331,6 +331,32 @@ def test_time_to_live(job: Job, tmp_path: Path) -> None:
         assert gone.to_pandas().empty
 
 
+class Digits(StatefulProcessor):
+    """Keep the value of each row, and null for 0."""
+
+    def init(self, handle: Any) -> None:
+        self.n = handle.getValueState("n", "n long")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        for row in rows:
+            self.n.update((row.v or None,))
+        return iter(())
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.further
+def test_an_integer_beside_a_null_keeps_its_digits(job: Job) -> None:
+    """A frame of doubles would not have 2**60 + 1."""
+    job = job.but(processor=Digits, output="k string")
+    job.feed.add([("a", 0), ("b", 2**60 + 1)])
+    with job.running() as query:
+        query.processAllAvailable()
+        frame = query.state("op", "n").to_pandas()
+    assert frame.sort_values("k")["n"].tolist() == [None, 2**60 + 1]
+
+
 class Total(Count):
     """The second operator of a query."""
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import Row
 
 import pyspark_ckpt as ckpt
 from pyspark_ckpt.cli.main import main
+from pyspark_ckpt.query.start import QueryStart
 from pyspark_ckpt.storage.open import LocalStorage
 from pyspark_ckpt.stores.directory import CompletedCheckpoints
 from tests.query.harness import INLINE, INTERVAL, Job, completed, drop_local_copies
@@ -77,3 +79,25 @@ def test_a_query_and_its_readers_find_the_store(
     fork = job.but(location="loc2", out="out2")
     fork.run(restore=second)
     assert fork.result() == expected_after(job.feed.rows, 40)
+
+
+@pytest.mark.usefixtures("kubernetes")
+def test_a_start_with_another_store_fences_the_drivers_of_the_one_before(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does so before Spark begins an epoch, also if it ends there."""
+    job = job.using({INTERVAL: "1h", INLINE: "0b"})
+    job.feed.add(events_of(0))
+    job.run()
+    before = CompletedCheckpoints(LocalStorage(job.checkpoint_path))
+    before.claim()
+    monkeypatch.setattr(QueryStart, "_start_spark", cut)
+    with pytest.raises(InterruptedError):
+        job.using({TYPE: "kubernetes", f"{PREFIX}.kubernetes.namespace": "jobs"}).start()
+    with pytest.raises(ckpt.FencedError):
+        before.check()
+
+
+def cut(*arguments: Any, **more: Any) -> None:
+    """Stand in for a step, at which the driver dies."""
+    raise InterruptedError

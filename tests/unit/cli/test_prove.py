@@ -5,14 +5,17 @@ from __future__ import annotations
 import datetime
 import json
 import math
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 import pyspark_ckpt as ckpt
+from pyspark_ckpt.cli import spark_commands
+from pyspark_ckpt.cli.arguments import read_arguments
 from pyspark_ckpt.cli.main import main
 from pyspark_ckpt.cli.output import json_text
-from pyspark_ckpt.cli.spark_commands import reported
+from pyspark_ckpt.cli.spark_commands import prove, reported
 
 
 @pytest.mark.parametrize(
@@ -42,6 +45,42 @@ def test_a_report_is_shown_though_it_could_not_be_written(tmp_path: Path) -> Non
     assert written.is_answer
     assert "html_error" not in written.fields
     assert "40 rows" in (tmp_path / "report.html").read_text()
+
+
+class Failing:
+    """A shadow whose candidate fails after some epochs."""
+
+    def __init__(self, epochs: int) -> None:
+        self.report = ckpt.ShadowReport(
+            8, 8, epochs, rows=7, state_comparisons=epochs, failure="the candidate failed"
+        )
+
+    def awaitTermination(self, timeout: float | None) -> bool:
+        raise ckpt.CkptError("no luck")
+
+
+@pytest.mark.parametrize("epochs", [0, 1])
+def test_what_was_compared_before_a_program_failed_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, epochs: int
+) -> None:
+    shadow = Failing(epochs)
+    stand_ins = {
+        "parallelism_at": 1,
+        "local_session": nullcontext(),
+        "query_of": None,
+        "shadow_of_location": nullcontext(shadow),
+    }
+    for name, value in stand_ins.items():
+        monkeypatch.setattr(spark_commands, name, lambda *_, value=value: value)
+    arguments = read_arguments(["prove", str(tmp_path), "job.py:build", "new.py:build"])
+    if epochs == 0:
+        with pytest.raises(ckpt.CkptError, match="no luck"):
+            prove(arguments)
+        return
+    result = prove(arguments)
+    assert result.fields["failure"] == "the candidate failed"
+    assert (result.fields["epochs"], result.fields["rows"]) == (1, 7)
+    assert (result.is_done, result.is_answer) == (False, False)
 
 
 def test_maps_with_any_keys_are_json() -> None:

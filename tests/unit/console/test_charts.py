@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pyspark_ckpt.console.data.places import QueryPlace
+from pyspark_ckpt.console.data.timeline import Timeline
 from pyspark_ckpt.console.html.charts import (
     FAILED,
     HEIGHT,
@@ -12,7 +14,10 @@ from pyspark_ckpt.console.html.charts import (
     stacked_bars,
     time_chart,
 )
+from pyspark_ckpt.console.html.query_charts import sizes_chart
 from pyspark_ckpt.console.html.rendering import bytes_text, milliseconds_text
+from pyspark_ckpt.history.run_record import CheckpointRecord
+from pyspark_ckpt.storage.open import Storage
 
 
 def test_a_bar_that_may_be_cut_does_not_make_the_others_small() -> None:
@@ -54,3 +59,24 @@ def test_numbers_have_the_units_of_the_tables() -> None:
     assert chart.labels[0].text == "49.8 KiB"
     assert milliseconds_text(24_234) == "24.2 s"
     assert milliseconds_text(9 * 86_400_000) == "9.0 days"
+
+
+def test_a_checkpoint_of_which_nothing_is_known_to_be_new_is_drawn_so(storage: Storage) -> None:
+    """The first one of a run has none before it to be compared with."""
+    records = [
+        CheckpointRecord(
+            checkpoint_id=number, epoch=number, triggered_at_ms=0, duration_ms=1, size_bytes=100,
+            new_bytes=new_bytes,
+        )
+        for number, new_bytes in ((1, None), (2, 30))
+    ]  # fmt: skip
+    timeline = Timeline(
+        epochs=(), other_epochs=0, other_ms=0, recorded=tuple(records), retained=(),
+        has_older=False, events=(), runs=(), failures=(),
+    )  # fmt: skip
+    chart = sizes_chart(timeline, QueryPlace("key", storage, None))
+    assert [box.title for box in chart.boxes] == [
+        "chk-1: not known to be new 100 B of 100 B",
+        "chk-2: new 30 B of 100 B",
+        "chk-2: in the checkpoint before 70 B of 100 B",
+    ]

@@ -241,8 +241,15 @@ def test_an_epoch_has_the_rows_of_all_sources() -> None:
     assert found.began_at_ms == 1_767_323_045_678
 
 
-def test_passwords_in_urls_are_not_recorded() -> None:
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("s3://user:secret@bucket/x", "s3://***@bucket/x"),
+        ("s3://bucket/x?sig=secret", "s3://bucket/x?***"),
+    ],
+)
+def test_secrets_in_urls_are_not_recorded(url: str, shown: str) -> None:
     key = "spark.ckpt.execution.checkpointing.dir"
-    shown = settings_in_force(read_settings({key: "s3://user:secret@bucket/x"}, {}))
-    (setting,) = [each for each in shown if each.key == key]
-    assert setting.value == "s3://***@bucket/x"
+    found = settings_in_force(read_settings({key: url}, {}))
+    (setting,) = [each for each in found if each.key == key]
+    assert setting.value == shown

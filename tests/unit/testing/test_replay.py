@@ -241,6 +241,31 @@ def test_a_place_may_have_columns_of_any_name(captured: Query) -> None:
     assert (found.old, found.new) == ({"n": 5}, {"n": 10})
 
 
+class Digits(StatefulProcessor):
+    """Yield the value of each row, and null for 0."""
+
+    def init(self, handle: Any) -> None:
+        pass
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        for row in rows:
+            yield Row(k=key[0], n=row.v or None)
+
+    def close(self) -> None:
+        pass
+
+
+def test_an_integer_beside_a_null_keeps_its_digits(captured: Query) -> None:
+    """A frame of doubles would not have 2**60 + 1; nulls may also be in an epoch of their own."""
+    query = captured(Digits())
+    query.epoch([("a", 0), ("a", 2**60 + 1)])
+    query.epoch([("a", 0)])
+    query.epoch([("a", 2**60 + 1)])
+    result = replay(query.save(), Digits())
+    for frame in (result.output, result.captured_output):
+        assert frame["n"].tolist() == [None, 2**60 + 1] * 2
+
+
 def test_too_large_an_epoch_is_left_out_and_says_so(captured: Query) -> None:
     query = captured(Everything(), time_mode=TimeMode.PROCESSING_TIME, limit_bytes=100)
     query.epoch([("a", number) for number in range(100)])

@@ -12,7 +12,10 @@ from pyspark.sql import types as T
 from pyspark_ckpt.editing.given.columns import selected
 from pyspark_ckpt.editing.table_columns import TableColumns
 from pyspark_ckpt.errors import PlanError
+from pyspark_ckpt.operator.values.leaves import TIME_OF_DAY
 from tests.query.session_conf import session_conf
+
+HAS_TIMES = "spark.sql.timeType.enabled"
 
 GIVEN: list[tuple[str, str, str, Any]] = [
     (
@@ -97,6 +100,7 @@ KEPT = [
     ("timestamp_ntz", "' 2024-5-1 10:00:00.5'"),
     ("date", "'2024-05-01'"),
     ("date", "'2024-05-01 00:00:00.0'"),
+    *[("time(3)", "'10:00:00.123000'") for _ in TIME_OF_DAY],
     ("decimal(10,2)", "'1.500'"),
     ("decimal(38,0)", "'12345678901234567890123456789012345678'"),
     ("decimal(38,18)", "'1.123456789012345678000'"),
@@ -129,6 +133,7 @@ CHANGED = [
     ("timestamp_ntz", "'2024-05-01 10:00:00+02:00'"),
     ("date", "'2024-05-01 13:45:00'"),
     ("date", "'2024'"),
+    *[("time(3)", "'10:00:00.1234'") for _ in TIME_OF_DAY],
     ("decimal(10,2)", "'1.509'"),
     ("decimal(10,2)", "'1.2345e1'"),
     ("decimal(38,18)", "'1.1234567890123456789'"),
@@ -148,7 +153,7 @@ CHANGED = [
 def test_values_that_stay_the_same_may_have_another_type(
     spark: SparkSession, wanted: str, value: str, ansi: str
 ) -> None:
-    with session_conf(spark, {"spark.sql.ansi.enabled": ansi}):
+    with session_conf(spark, {"spark.sql.ansi.enabled": ansi, HAS_TIMES: "true"}):
         rows = spark.sql(f"select 'a' k, {value} v")
         row = selected(rows, columns(spark, wanted), "state 's'").first()
         by_name = "named_struct('a', 3, 'b', 'x')" if wanted.startswith("struct") else value
@@ -166,7 +171,7 @@ def test_values_that_would_be_others_are_refused(
     spark: SparkSession, wanted: str, value: str, ansi: str
 ) -> None:
     """A key that changed silently would be another key, which an erasure then erases."""
-    with session_conf(spark, {"spark.sql.ansi.enabled": ansi}):
+    with session_conf(spark, {"spark.sql.ansi.enabled": ansi, HAS_TIMES: "true"}):
         rows = spark.sql(f"select 'a' k, {value} v")
         with pytest.raises((PySparkException, PlanError)) as caught:
             selected(rows, columns(spark, wanted), "state 's'").collect()

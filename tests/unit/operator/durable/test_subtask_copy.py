@@ -15,6 +15,7 @@ from pyspark_ckpt.operator.durable.base_snapshot import make_base, read_base
 from pyspark_ckpt.operator.durable.local_copy import open_local_copy
 from pyspark_ckpt.operator.durable.savepoint_copy import SubtaskCopy
 from pyspark_ckpt.operator.run.barrier import make_segment
+from pyspark_ckpt.storage.file_reference import FileReference
 from pyspark_ckpt.storage.open import LocalStorage, Storage
 from state_backends import BACKEND_TYPES, Changes, open_backend
 
@@ -89,6 +90,29 @@ def test_a_second_attempt_is_right_too(copy: tuple[SubtaskCopy, State]) -> None:
     assert task.run() == task.run() == task.handle
     one, other = copy[0].run(), copy[0].run()
     assert one.files() != other.files()
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_conflict_with_another_copy_of_a_file_is_none_if_the_file_is_there(
+    copy: tuple[SubtaskCopy, State], monkeypatch: pytest.MonkeyPatch, is_there: bool
+) -> None:
+    """S3 may answer so to one of two tasks that copy a file at once."""
+    task = msgspec.structs.replace(copy[0], is_canonical=False)
+    real = LocalStorage.copy_in
+
+    def conflict(
+        self: LocalStorage, source: Storage, reference: FileReference, relative: str
+    ) -> FileReference:
+        if is_there:  # the other task has written it
+            real(self, source, reference, relative)
+        raise OSError("ConditionalRequestConflict")
+
+    monkeypatch.setattr(LocalStorage, "copy_in", conflict)
+    if is_there:
+        assert task.run() == task.handle
+    else:
+        with pytest.raises(OSError, match="ConditionalRequestConflict"):
+            task.run()
 
 
 @pytest.mark.parametrize("is_canonical", [True, False])

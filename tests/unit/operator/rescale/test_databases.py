@@ -179,6 +179,15 @@ def test_each_subtask_gets_its_key_groups(storage: LocalStorage, tmp_path: Path)
     assert shared
 
 
+def test_the_timeout_of_the_first_possible_timer(storage: LocalStorage, tmp_path: Path) -> None:
+    """A handle has no number below those of 64 bits."""
+    first_ms = -(1 << 63)
+    handle = stored(storage, tmp_path, 0, [entries_of(range(8)) | timer(0, 8, first_ms)])
+    result = made(storage, shares([handle])[0], tmp_path / "scratch")
+    assert result is not None
+    assert result.timeout_ms == first_ms
+
+
 DATABASE, CHANGE_FILE, SEGMENT_ONLY = "database", "change file", "segment only"
 
 

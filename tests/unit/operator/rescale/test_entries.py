@@ -21,13 +21,18 @@ from pyspark_ckpt.formats.modes import TimeMode, TtlTime, TtlUpdate, TtlVisibili
 from pyspark_ckpt.migration import Migration
 from pyspark_ckpt.operator.durable.base_snapshot import read_base
 from pyspark_ckpt.operator.rescale.entries import Entry, Redistribution, numbered
-from pyspark_ckpt.operator.rescale.tasks import newest_of, timeout_before, write_subtask
+from pyspark_ckpt.operator.rescale.tasks import newest_of, write_subtask
 from pyspark_ckpt.operator.rescale.unify import UnifiedStates
 from pyspark_ckpt.operator.rows.key_groups import key_groups_of, subtask_of
 from pyspark_ckpt.operator.schema.report import ROWS_STATE
 from pyspark_ckpt.operator.state.handle import ProcessorHandle
 from pyspark_ckpt.operator.state.operator_states import RAW_CHUNK_BYTES, RawState
-from pyspark_ckpt.operator.table.stored_keys import encode_key_group, is_keyed
+from pyspark_ckpt.operator.table.stored_keys import (
+    TIME_INDEX,
+    encode_key_group,
+    encode_time,
+    is_keyed,
+)
 from pyspark_ckpt.operator.table.table import StateTable
 from pyspark_ckpt.operator.table.time_to_live import StateTtlConfig
 from pyspark_ckpt.operator.table.writes import DEFAULT_LIMIT_BYTES
@@ -42,6 +47,7 @@ MAX = 128
 encode = key_encoder()
 KEYS = [(f"k{number}",) for number in range(40)]
 NOW_MS = 1_000_000
+FIRST_MS = -(1 << 63)
 TTL = StateTtlConfig(1000)
 
 State = dict[bytes, bytes]
@@ -279,10 +285,18 @@ def test_the_written_subtask_is_what_its_handle_says(directory: Path, tmp_path: 
     assert other.timeout_ms is None
 
 
-def test_the_timeout_of_the_first_possible_timer() -> None:
+def test_the_timeout_of_the_first_possible_timer(tmp_path: Path) -> None:
     """A handle has no number below those of 64 bits."""
-    assert timeout_before(5) == 4
-    assert timeout_before(-(1 << 63)) == -(1 << 63)
+    for timer_ms, timeout_ms in ((5, 4), (FIRST_MS, FIRST_MS)):
+        timer = TIME_INDEX + encode_time(timer_ms) + encode_key_group(0) + encode(("k",))
+        made = write_subtask(
+            LocalStorage(tmp_path / str(timer_ms)),
+            handle_of(0, 1, ()),
+            (),
+            [(timer, b"")],
+            has_same_clock=True,
+        )
+        assert made.timeout_ms == timeout_ms
 
 
 def test_two_entries_of_one_key_are_refused(tmp_path: Path) -> None:

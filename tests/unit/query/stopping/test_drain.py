@@ -317,6 +317,22 @@ def begin_drain(query: Query, steps: int = 2) -> None:
     query.storage.steps_left = None
 
 
+def contents(query: Query) -> dict[Path, bytes]:
+    files = [path for path in query.storage.root.rglob("*") if path.is_file()]
+    return {path: path.read_bytes() for path in files}
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_a_start_that_is_fenced_leaves_an_interrupted_drain(query: Query, steps: int) -> None:
+    """It neither makes void what was not begun, nor runs the epoch of what was."""
+    begin_drain(query, steps)
+    before = contents(query)
+    with pytest.raises(FencedError):
+        query.last_epochs().finish_interrupted(fenced)
+    assert query.epochs == []
+    assert contents(query) == before
+
+
 def begin_next(query: Query, watermark_ms: int) -> None:
     """Begin epoch 6 with new input, as Spark does once epoch 5 is committed."""
     times = {"batchWatermarkMs": watermark_ms, "batchTimestampMs": 8, "conf": {}}

@@ -1,14 +1,18 @@
-"""A restart that does not get as far as its stop is not to answer for a run that has ended."""
+"""A restart is not to answer for a run that has ended, and tells of what it does not mend."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from pyspark_ckpt.errors import CheckpointAbortedError
+from pyspark_ckpt.errors import CheckpointAbortedError, FailedCheckpointsError
+from pyspark_ckpt.query.stopping import stops as module
 from pyspark_ckpt.query.stopping.stops import RunStops
+from pyspark_ckpt.restarting.turn import turn_of
 
 
 def test_a_savepoint_that_holds_a_restart_up_while_somebody_stops_the_run() -> None:
@@ -32,3 +36,49 @@ def test_a_savepoint_that_holds_a_restart_up_while_somebody_stops_the_run() -> N
     with pytest.raises(CheckpointAbortedError, match="a savepoint takes longer"):
         stops.to_restart()
     assert not stops.may_start_again()
+
+
+@pytest.mark.parametrize("stops_first", [False, True])
+def test_a_failed_last_checkpoint_is_told_if_somebody_stops_the_query_during_a_restart(
+    stops_first: bool,
+) -> None:
+    """The restart does not take it once more."""
+    noted: list[Exception] = []
+    query = SimpleNamespace(isActive=True)
+    run: Any = SimpleNamespace(
+        query_id="q", query=query, watched=SimpleNamespace(note=noted.append)
+    )
+    stops = RunStops(run)
+    with stops._restart.stopping():
+        query.isActive = False
+    error = FailedCheckpointsError("no last checkpoint")
+    steps: list[Callable[[], None]] = [
+        partial(stops.note_without_checkpoint, error),
+        stops.keep_stopped,
+    ]
+    for step in reversed(steps) if stops_first else steps:
+        step()
+    assert noted == [error]
+
+
+def test_a_restart_finishes_the_last_epoch_while_it_has_the_turn_of_the_location(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A start of this process neither fences it nor meets that epoch."""
+    monkeypatch.setattr(module, "stop_between_epochs", lambda *_: None)
+    monkeypatch.setattr(module, "last_metadata", lambda *_: "the last epoch")
+    has_turn: list[bool] = []
+
+    def look(*_: object) -> None:
+        has_turn.append(turn_of("/location").locked())
+
+    log = SimpleNamespace(storage=SimpleNamespace(url="/location"), committed_epoch=lambda: 0)
+    hold = SimpleNamespace(wait=lambda _: True)
+    run: Any = SimpleNamespace(
+        query_id="q", query=SimpleNamespace(isActive=True, exception=lambda: None), spark=None,
+        timeout_ms=1000, files=SimpleNamespace(spark_log=log), join=lambda: None,
+        runner=SimpleNamespace(hold=hold, check_not_fenced=look, covers=lambda _: True),
+        watched=SimpleNamespace(failure=None), last_epochs=SimpleNamespace(finish_begun=look),
+    )  # fmt: skip
+    assert RunStops(run).to_restart() == "the last epoch"
+    assert has_turn == [False, True, True]  # it looks for newer drivers before the stop, too
