@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from pyspark_ckpt.errors import CorruptFileError
@@ -100,6 +100,7 @@ def fetch_files(
     files_format: SnapshotFormat,
     directory: Path,
     local_files: Iterable[Path] = (),
+    other_directories: Callable[[], Iterable[Path]] = tuple,
     *,
     in_place: bool = False,
     checked: bool = False,
@@ -121,6 +122,9 @@ def fetch_files(
     local_files
         Files on this machine; those that turn out to be in the snapshot are linked, or copied,
         not read from the storage.
+    other_directories
+        Returns directories in which files of the snapshot may be under their names. They are looked
+        at for large files only, if these are not among the local ones. They may go meanwhile.
     in_place
         Whether the storage's own files may be linked, if they are on this machine: where they are
         only read, and not for long.
@@ -143,18 +147,20 @@ def fetch_files(
     by_size: dict[int, list[Path]] = defaultdict(list)
     for path in local_files:
         by_size[path.stat().st_size].append(path)
+    others: list[Path] | None = None
     for each in base.files:
         target = directory / each.name
         own = storage.local_path(each.file.path) if in_place else None
         candidates = by_size[each.file.size_bytes] if own is None else [own]
         is_it = _has_size if checked and own is not None else _is
         found = next((path for path in candidates if is_it(path, each.file)), None)
-        if found is None:
+        is_linked = files_format.is_immutable(each.name)
+        if found is None and is_linked:
+            others = list(other_directories()) if others is None else others
+            found = next((path for path in others if _is(path / each.name, each.file)), None)
+            found = None if found is None else found / each.name
+        if found is None or not _has_taken(found, target, is_linked=is_linked):
             _fetch(storage, each.file, target)
-        elif files_format.is_immutable(each.name):
-            _link_or_copy(found, target)
-        else:
-            shutil.copyfile(found, target)
 
 
 def open_fetched(place: Path, base: BaseSnapshot, *, read_only: bool = False) -> StateBackend:
@@ -187,6 +193,19 @@ def open_fetched(place: Path, base: BaseSnapshot, *, read_only: bool = False) ->
         backend.close()
         raise _not_a_database(base, f"its database is at version {version!r}")
     return backend
+
+
+def _has_taken(found: Path, target: Path, *, is_linked: bool) -> bool:
+    """Link or copy a local file; ``False`` if it was removed meanwhile."""
+    try:
+        if is_linked:
+            _link_or_copy(found, target)
+        else:
+            shutil.copyfile(found, target)
+    except FileNotFoundError:
+        target.unlink(missing_ok=True)
+        return False
+    return True
 
 
 def _link_or_copy(found: Path, target: Path) -> None:

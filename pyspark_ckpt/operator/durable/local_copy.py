@@ -73,7 +73,8 @@ def open_local_copy(
     handle
         What Spark committed; ``None`` for a subtask that has no state yet.
     root
-        The directory of all local copies, if unused ones are removed from it.
+        The directory of all local copies, if unused ones are removed from it. A copy that has to be
+        rebuilt shares files with the snapshots of others there.
 
     Raises
     ------
@@ -85,7 +86,7 @@ def open_local_copy(
         snapshots = LocalSnapshots(claimed)
         scratch_place = claimed / _SCRATCH
         backend, is_rebuilt = at_version(
-            place, backend_type, storage, handle, snapshots, scratch_place
+            place, backend_type, storage, handle, snapshots, scratch_place, root
         )
         try:
             with backend, _scratch(scratch_place) as scratch:

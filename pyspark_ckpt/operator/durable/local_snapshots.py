@@ -17,6 +17,7 @@ whole after each uploaded file, so the next upload continues where a killed one 
 from __future__ import annotations
 
 import fcntl
+import glob
 import shutil
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
@@ -48,6 +49,19 @@ _LOCK = "lock"
 _DAMAGED = "damaged"
 _INCOMING = "incoming"
 _REMOVED = "removed-"
+
+
+def directories_of_all(root: Path) -> list[Path]:
+    """Return where the snapshots of all subtasks of all queries have their files; some may go soon.
+
+    Parameters
+    ----------
+    root
+        The directory of all local copies, ``<query id>/<operator>/<subtask>`` below it.
+    """
+    # `glob.glob`, because that of pathlib fails where a directory goes meanwhile.
+    found = glob.glob(f"*/*/*/{_DIRECTORY}/*/{_FILES}", root_dir=root)  # noqa: PTH207
+    return [root / name for name in found]
 
 
 class SnapshotNote(msgspec.Struct, frozen=True):

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import io
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 
@@ -28,7 +29,7 @@ from pyspark_ckpt.formats.handle import (
 )
 from pyspark_ckpt.gathering import gathered
 from pyspark_ckpt.operator.durable.base_snapshot import fetch_files, open_fetched, read_base
-from pyspark_ckpt.operator.durable.local_snapshots import LocalSnapshots
+from pyspark_ckpt.operator.durable.local_snapshots import LocalSnapshots, directories_of_all
 from pyspark_ckpt.storage.base import WorkerStorage
 from state_backends import (
     BackendCorruptError,
@@ -52,6 +53,7 @@ def at_version(
     handle: Handle | None,
     snapshots: LocalSnapshots,
     scratch: Path,
+    root: Path | None = None,
 ) -> tuple[StateBackend, bool]:
     """Return the backend, and whether it had to be rebuilt from durable files.
 
@@ -69,6 +71,8 @@ def at_version(
         Those beside the copy.
     scratch
         A directory for temporary files; it is made if it is not there.
+    root
+        The directory of all local copies of this executor's disk, if there are others.
     """
     base = None if handle is None else handle.base
     try:
@@ -84,7 +88,7 @@ def at_version(
     own = snapshot_format_of(backend_type)
     if base is not None and own is not None and base.format == own.name:
         assert handle is not None  # it has the base
-        return _rebuild_from_files(place, storage, handle, base, own, snapshots), True
+        return _rebuild_from_files(place, storage, handle, base, own, snapshots, root), True
     shutil.rmtree(place, ignore_errors=True)
     # The first segment goes into a new backend as it would into an empty one.
     had_more = handle is not None and (base is not None or len(handle.segments) > 1)
@@ -189,11 +193,16 @@ def _rebuild_from_files(
     base: BaseSnapshot,
     own: SnapshotFormat,
     snapshots: LocalSnapshots,
+    root: Path | None,
 ) -> StateBackend:
-    """Build a backend from the files of its snapshot; fetch the files that are not here."""
+    """Build a backend from the files of its snapshot; fetch the files that are not here.
+
+    The query that a fork comes from, or the subtask that it had before a rescale, may have them.
+    """
     here = [path for path in (*place.glob("*"), *snapshots.all_files()) if path.is_file()]
+    others: Callable[[], list[Path]] = list if root is None else partial(directories_of_all, root)
     kept = snapshots.keep_base(
-        base, handle, lambda files: fetch_files(storage, base, own, files, here)
+        base, handle, lambda files: fetch_files(storage, base, own, files, here, others)
     )
     building = place.with_name(f"{place.name}.new")
     shutil.rmtree(building, ignore_errors=True)  # of an attempt that was killed
