@@ -1,7 +1,7 @@
 """Copies the files of subtasks' handles for a new query, where subtasks and schemas stay.
 
-On one file system a copy is a hard link. The driver copies little. The executors copy much, or many
-files of an object store, in one task for each subtask.
+On one file system a copy may be a hard link. The driver copies little. The executors copy much, or
+many files of an object store, in one task for each subtask.
 """
 
 from __future__ import annotations
@@ -37,24 +37,28 @@ class FileCopy:
     uid: str
     subtask: int
     epoch: int
+    links: bool
 
     def made(self, source: Storage, target: Storage) -> FileReference:
         """Have the file in the target, under a new name; durable on return."""
         name = base_path if self.is_of_base else segment_path
         path = name(self.uid, self.subtask, self.epoch)
-        return target.link_or_copy_in(source, self.file, path)
+        take_in = target.link_or_copy_in if self.links else target.copy_in
+        return take_in(source, self.file, path)
 
 
 @dataclass(frozen=True, slots=True)
 class HandleCopy:
     """How handles become those of a new query: their operator, its id, the epoch they continue.
 
-    After a rescale, several handles name the same files. Those of the new query do so too.
+    After a rescale, several handles name the same files. Those of the new query do so too. If it
+    `links`, a file may be there once for the old and the new query.
     """
 
     operator: OperatorDescriptor
     query_id: str
     epoch: int
+    links: bool = False
 
     def files_of(self, handles: Sequence[Handle]) -> list[tuple[FileCopy, ...]]:
         """Return the files of each handle that none before it names."""
@@ -64,7 +68,9 @@ class HandleCopy:
             of_base = () if handle.base is None else (each.file for each in handle.base.files)
             of_segments = (each.file for each in handle.segments if each.file is not None)
             own = {
-                file.path: FileCopy(file, is_base, self.operator.uid, handle.subtask, self.epoch)
+                file.path: FileCopy(
+                    file, is_base, self.operator.uid, handle.subtask, self.epoch, self.links
+                )
                 for files, is_base in ((of_base, True), (of_segments, False))
                 for file in files
                 if file.path not in known

@@ -39,9 +39,13 @@ from pyspark_ckpt.operator.table.catalog import struct_type
 from pyspark_ckpt.restore.copies import HandleCopy, copy_handles
 from pyspark_ckpt.restore.planned import MovedOperator
 from pyspark_ckpt.spark.jobs import collected
+from pyspark_ckpt.spark.own_session import own_session
 from pyspark_ckpt.storage.open import Storage
 
 _BYTES_IN_HEX = 4
+
+SMALL_BATCHES = {"spark.sql.execution.arrow.maxBytesPerBatch": str(64 << 20)}
+"""Settings with which a task holds no 10,000 large entries; PySpark 4.0 has no such setting."""
 
 
 def move_state(
@@ -53,6 +57,7 @@ def move_state(
     epoch: int,
     *,
     in_place: bool = False,
+    links: bool = False,
 ) -> list[Handle]:
     """Move an operator's state as it was planned; runs a Spark job.
 
@@ -73,6 +78,8 @@ def move_state(
     in_place
         Whether `checkpoints` has the stored files already, because it is the directory of the same
         query.
+    links
+        Whether files that stay as they are may be linked.
 
     Returns
     -------
@@ -99,6 +106,7 @@ def move_state(
             epoch,
             has_same_clock=has_same_clock,
             in_place=in_place,
+            links=links,
         )
         if handles is not None:
             return handles
@@ -115,7 +123,7 @@ def move_state(
         keys = StoredKeyColumns(struct_type(stored.key_schema))
     write = WriteSubtask(movement, query_id, checkpoints.url, epoch)
     rows = collected(
-        _moved(spark, movement, keys).mapInArrow(write, HANDLES_SCHEMA),
+        _moved(own_session(spark, SMALL_BATCHES), movement, keys).mapInArrow(write, HANDLES_SCHEMA),
         f"moving operator {wanted.uid} from {stored.parallelism} to {wanted.parallelism} subtasks",
     )
     return sorted((decode_handle(bytes(row[0])) for row in rows), key=lambda each: each.subtask)
@@ -131,6 +139,7 @@ def _divided(
     *,
     has_same_clock: bool,
     in_place: bool,
+    links: bool,
 ) -> list[Handle] | None:
     """Give out key groups; ``None`` if a subtask has state that belongs to no key.
 
@@ -141,7 +150,7 @@ def _divided(
     kept = {share.kept.subtask: share.kept for share in shares if share.kept is not None}
     copied = [msgspec.structs.replace(handle, segments=()) for handle in kept.values()]
     if copied and not in_place:
-        copy = HandleCopy(wanted, query_id, epoch)
+        copy = HandleCopy(wanted, query_id, epoch, links)
         copied = copy_handles(spark, copied, copy, source, checkpoints)
     divide = DivideSubtasks(
         shares,

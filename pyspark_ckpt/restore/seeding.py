@@ -30,6 +30,7 @@ from pyspark_ckpt.restore.planned import (
 from pyspark_ckpt.restore.rescale import move_state
 from pyspark_ckpt.restore.spark_files import place_spark_files
 from pyspark_ckpt.restore.spark_state import Seed, write_seeds
+from pyspark_ckpt.settings import ClaimMode
 from pyspark_ckpt.spark.log import SOURCE_EVOLUTION, OffsetsEntry, SparkLog
 from pyspark_ckpt.spark.own_session import own_session
 from pyspark_ckpt.spark.state_files import copy_first_version
@@ -108,11 +109,20 @@ def _handles(
     """Return an operator's handles in the new query, whose files are durable."""
     source = plan.source.storage
     if isinstance(operator, MovedOperator):
-        return move_state(spark, operator, source, checkpoints, query_id, plan.epoch)
+        links = _shares_files(plan)
+        return move_state(spark, operator, source, checkpoints, query_id, plan.epoch, links=links)
     if isinstance(operator, CopiedOperator):
-        copy = HandleCopy(operator.wanted, query_id, plan.epoch)
+        copy = HandleCopy(operator.wanted, query_id, plan.epoch, _shares_files(plan))
         return copy_handles(spark, operator.handles, copy, source, checkpoints)
     return []
+
+
+def _shares_files(plan: RestorePlan) -> bool:
+    """Return whether a file may be there once for the source and the new query.
+
+    Not so with a savepoint that stays: it is the backup, which no damage of the query may reach.
+    """
+    return not plan.source.metadata.is_savepoint or plan.origin.claim_mode is ClaimMode.CLAIM
 
 
 def write_state(

@@ -105,10 +105,14 @@ class LocalStorage(Storage):
         original, path = source.path(reference.path).resolve(), self.path(relative)
         _make_directories(path.parent)
         with original.open("rb") as file:
-            _checked(original, reference)(sha256_of(file))
-            is_linked = _link(file, original, path)
-        if not is_linked:
-            return self.copy_in(source, reference, relative)
+            if not _has_linked(file, original, path):
+                return self.copy_in(source, reference, relative)
+            try:
+                _checked(original, reference)(sha256_of(file))
+                os.fsync(file.fileno())  # what copied it to this place may not have done so
+            except BaseException:
+                path.unlink()
+                raise
         _sync_directory(path.parent)
         return FileReference(relative, reference.size_bytes, reference.sha256)
 
@@ -310,23 +314,32 @@ def _sync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
-def _link(file: BinaryIO, original: Path, path: Path) -> bool:
-    """Give an open file another name, and return whether it has it now.
+def _has_linked(file: BinaryIO, original: Path, path: Path) -> bool:
+    """Give an open file another name, if it is this user's; return whether it has it now.
 
     Raises
     ------
     FileExistsError
         If the name is used.
     """
-    try:
-        os.fsync(file.fileno())  # what copied it to this place may not have done so
-        os.link(original, path)
-    except FileExistsError:
-        _sync_directory(path.parent)  # the caller will rely on a file that is there
-        raise
-    except OSError:  # another file system, one without links, or a file of another user
+    status = os.fstat(file.fileno())
+    if status.st_uid != os.geteuid():  # its owner could change it, or who may read it
         return False
-    if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+    try:
+        os.link(original, path)
+    except OSError as exc:  # another file system, one without links, or a full directory
+        if not _is_at(path, status):  # a server may answer with an error after it made the link
+            if isinstance(exc, FileExistsError):
+                raise
+            return False
+    if _is_at(path, status):
         return True
     path.unlink()  # another file has the original's name by now
     return False
+
+
+def _is_at(path: Path, status: os.stat_result) -> bool:
+    try:
+        return os.path.samestat(status, path.stat())
+    except FileNotFoundError:
+        return False

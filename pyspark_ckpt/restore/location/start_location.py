@@ -359,7 +359,7 @@ class StartLocation:
         seeding.end()
         self._found_half_seeded = False
         logger.info(
-            "seeded %s from %s, which query %s no longer needs: all files are copied",
+            "seeded %s from %s, which query %s no longer needs: it has all files itself",
             self.storage.url,
             plan.path,
             query_id,

@@ -31,8 +31,9 @@ def handle_of(subtask: int, files: list[FileReference], segment: FileReference |
     return msgspec.structs.replace(first, base=base, segments=segments)
 
 
+@pytest.mark.parametrize("links", [True, False])
 def test_files_that_several_handles_share_are_copied_once(
-    source: LocalStorage, tmp_path: Path
+    source: LocalStorage, tmp_path: Path, *, links: bool
 ) -> None:
     """So after a rescale, whose subtasks keep the same database."""
     one, two, own, segment = (
@@ -45,7 +46,7 @@ def test_files_that_several_handles_share_are_copied_once(
     ]
     target = LocalStorage(tmp_path / "new")
     spark: Any = None  # the driver copies so few itself
-    made = copy_handles(spark, handles, HandleCopy(OPERATOR, "new", 2), source, target)
+    made = copy_handles(spark, handles, HandleCopy(OPERATOR, "new", 2, links), source, target)
     assert len(target.list("shared")) + len(target.list("taskowned")) == 4
     for before, after in zip(handles, made, strict=True):
         assert (after.query_id, after.subtask, after.version) == (
@@ -54,3 +55,4 @@ def test_files_that_several_handles_share_are_copied_once(
         for old, new in zip(before.files(), after.files(), strict=True):
             assert target.read(new.path) == source.read(old.path)
             assert (new.size_bytes, new.sha256) == (old.size_bytes, old.sha256)
+            assert (target.root / new.path).samefile(source.root / old.path) is links

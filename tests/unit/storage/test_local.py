@@ -248,8 +248,8 @@ def test_a_file_of_one_file_system_is_linked_and_both_names_are_durable(
     original, path = source.root / reference.path, target.root / linked.path
     assert path.samefile(original)
     assert disk_log[-3:] == [
-        ("fsync", str(original)),
         ("link", str(path)),
+        ("fsync", str(original)),
         ("fsync", str(path.parent)),
     ]
     assert files_below(target.root) == ["shared/a"]
