@@ -112,11 +112,11 @@ def is_of_operators(metadata: CheckpointMetadata, operators: StatefulOperators) 
     same epoch, if the query has been idle since.
     """
     stored = {
-        each.operator_id: (each.uid, each.parallelism, each.max_parallelism)
+        each.operator_id: (each.uid, each.parallelism, each.max_parallelism, each.time_mode)
         for each in metadata.operators
     }
     return stored == {
-        operator_id: (each.uid, each.parallelism, each.max_parallelism)
+        operator_id: (each.uid, each.parallelism, each.max_parallelism, each.time_mode)
         for operator_id, each in operators.ours.items()
     }
 

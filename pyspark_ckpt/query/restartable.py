@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from pyspark_ckpt.abort_reason import AbortReason
-from pyspark_ckpt.errors import CheckpointAbortedError, ConfigurationError
+from pyspark_ckpt.errors import CheckpointAbortedError, CkptError, ConfigurationError
 from pyspark_ckpt.formats.origin import Restore
 from pyspark_ckpt.history.listener import CheckpointListener
 from pyspark_ckpt.live.run_states import LiveStates
 from pyspark_ckpt.query.coordinator import CheckpointCoordinator
 from pyspark_ckpt.query.observed import ObservedQuery
 from pyspark_ckpt.restarting.record import InPlaceRestart
+from pyspark_ckpt.stores.base import CompletedCheckpointStore
 
 Program = DataFrame | Callable[[], DataFrame]
 """A query, or a function that builds it."""
@@ -211,6 +213,22 @@ class RestartableQuery(ObservedQuery):
     def _hand_on(self, coordinator: CheckpointCoordinator) -> None:
         """Give the coordinator of the next run what it has to know before it begins."""
         coordinator.requests.taken |= self._coordinator.requests.taken  # one may ask for this
+
+    def _take_back(
+        self, former: CheckpointCoordinator | None, store: CompletedCheckpointStore
+    ) -> None:
+        """Let the former run have the fence, if the next one claimed it and was not continued with.
+
+        Parameters
+        ----------
+        former
+            The coordinator of the run before.
+        store
+            What the next run has claimed.
+        """
+        if self._coordinator is former:
+            with suppress(CkptError, OSError):  # another driver may have the query by now
+                former.take_back(store)
 
     def _continue_with(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, replace
 
 from pyspark.errors import AnalysisException
@@ -15,7 +15,6 @@ from pyspark_ckpt.checkpoint.query_files import QueryFiles
 from pyspark_ckpt.checkpoint.query_runner import runner_of
 from pyspark_ckpt.checkpoint.runner import CheckpointRunner
 from pyspark_ckpt.clock import now_ms
-from pyspark_ckpt.errors import CkptError
 from pyspark_ckpt.formats.metadata import CheckpointMetadata, Origin
 from pyspark_ckpt.formats.metadata_file import encode_metadata
 from pyspark_ckpt.formats.origin import Restore, read_origin
@@ -400,7 +399,8 @@ class QueryStart:
 
     def _with_coordinator(self, query: StreamingQuery, origin: Origin | None) -> CheckpointedQuery:
         """Give Spark's query its coordinator; stop the query if that fails."""
-        store, former = None, former_run(query.id)
+        continued, store = self._continued, None
+        former = former_run(query.id) if continued is None else continued._coordinator  # noqa: SLF001  # its start
         try:
             if former is not None:
                 former.give_way()
@@ -410,9 +410,8 @@ class QueryStart:
         except BaseException:
             # The caller would have no query to stop.
             in_another_thread(query.stop, not_stopped(self._location.storage.url))
-            if self._continued is not None and former is not None and store is not None:
-                with suppress(CkptError, OSError):  # another driver may have the query by now
-                    former.take_back(store)
+            if continued is not None and store is not None:
+                continued._take_back(former, store)  # noqa: SLF001  # its start
             raise
 
     def _files_of(self, query_id: str, query_name: str | None) -> QueryFiles:

@@ -66,7 +66,6 @@ def _is_at(stored: OperatorMetadata, planned: CopiedOperator) -> bool:
     return (
         stored.operator_id == planned.operator_id
         and stored.parallelism == wanted.parallelism
-        and stored.max_parallelism == wanted.max_parallelism
         and stored.time_mode == wanted.time_mode
     )
 

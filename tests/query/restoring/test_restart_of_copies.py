@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from tests.query.restoring.numbered_job import (
     writer_of,
 )
 from tests.query.session_conf import session_conf
+from tests.query.timed import at, timed_feed
 
 
 @pytest.fixture
@@ -85,5 +87,25 @@ def test_an_operator_without_a_row_so_far_gets_other_subtasks(job: Job) -> None:
         query.processAllAvailable()
         check_numbered(job, 1)
         assert subtasks_of(query) == {0, 1, 2}
+        query.stop()
+        assert query.exception() is None
+
+
+@pytest.mark.further
+def test_a_program_with_timers_is_taken_back_at_once(job: Job, tmp_path: Path) -> None:
+    """The checkpoint of the last epoch is of before, the state stores are not."""
+    feed = timed_feed(tmp_path / "timed")
+    job = job.but(feed=feed, watermark="ts")
+    with session_conf(job.spark, {PARTITIONS: "2"}):
+        feed.add([("a", 1, at(1)), ("b", 2, at(2))])
+        query = writer_of(job).start()
+        query.processAllAvailable()
+        query.restartWith(job.but(time_mode="EventTime").df)
+        query.restartWith(job.df)
+        feed.add([("a", 3, at(3)), ("b", 4, at(4))])
+        query.processAllAvailable()
+        assert sorted((key, n) for key, n, _ in job.result()) == [
+            (key, n) for key in "ab" for n in (1, 2)
+        ]
         query.stop()
         assert query.exception() is None
