@@ -92,6 +92,7 @@ def _measure_restarts(keys: int, touched: int, run: FinishedRun) -> Mapping[str,
     write_files(source, [touches(keys, touched, done)], first=done)
     expected = categories_by_epoch(sorted(source.glob("*.parquet")))
     restart_seconds = _restart(run, run.directory, None, expected)
+    _delete_local_copies(run)
     restore_seconds = _restart(
         run, run.directory / "restored", checkpoint.path, expected[expected["epoch"] == done]
     )
