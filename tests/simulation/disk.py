@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import errno
 import io
+import os
 import stat
 from collections.abc import Callable, Iterator
 from types import TracebackType
@@ -129,6 +130,7 @@ class _Status:
         self.st_ino = entry.number
         self.st_mtime_ns = entry.number
         self.st_dev = 1
+        self.st_uid = 0
 
 
 class _Open(io.BytesIO):
@@ -304,6 +306,7 @@ class DiskOs:
     """The part of :mod:`os` that the local storage uses."""
 
     O_RDONLY = 0
+    path = os.path
     link_replaces = False
     syncs_files = True
     syncs_directories = True
@@ -316,6 +319,12 @@ class DiskOs:
 
     def close(self, descriptor: _Directory) -> None:
         """Do nothing: there are no descriptors."""
+
+    def geteuid(self) -> int:
+        return 0
+
+    def fstat(self, entry: _Entry) -> _Status:
+        return _Status(entry)
 
     def fsync(self, entry: _Entry) -> None:
         if isinstance(entry, _File):

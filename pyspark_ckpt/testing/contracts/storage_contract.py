@@ -322,8 +322,10 @@ class StorageContract:
         target = any_storage.child("target")
         copied = getattr(target, method)(any_storage, reference, "a/b")
         assert copied == msgspec.structs.replace(reference, path="a/b")
+        target.write("used", [b"xyz"])
         with pytest.raises(FileExistsError):
-            getattr(target, method)(any_storage, reference, "a/b")
+            getattr(target, method)(any_storage, reference, "used")
+        assert target.read("used") == b"xyz"
         any_storage.delete([deleted])
         (left,) = {"source/file", "target/a/b"} - {deleted}
         assert any_storage.read(left) == b"abc"
