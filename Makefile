@@ -28,7 +28,7 @@ test-all: $(CLASSES) ## Run them with all variants, programs, notebooks and serv
 	$(BIN)/python -m pytest --numprocesses 3 --dist worksteal -m "not soak and not reach" $(ARGS)
 
 IN_FRAMES := SPARK_CONF_DIR=$(abspath tests/hand_over/pandas_conf) $(BIN)/python -m pytest --numprocesses 3 --dist worksteal
-hand-over: $(CLASSES) ## Run the suites with rows handed over in pandas frames: types, memory, kills, parity; two hours
+hand-over: $(CLASSES) ## Run the suites with rows handed over in pandas frames: types, memory, kills, parity; hours
 	$(IN_FRAMES) -m "not soak and not reach and not wide" tests/query tests/faults --ignore tests/query/rows $(ARGS)
 	$(IN_FRAMES) -m "not reach" -o faulthandler_timeout=5400 tests/parity tests/query/rows tests/query/state/test_memory.py \
 		tests/recovery tests/cluster/test_speculation.py tests/cluster/test_executor_loss.py $(ARGS)

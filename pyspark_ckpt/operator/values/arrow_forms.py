@@ -22,7 +22,7 @@ from pyspark_ckpt.operator.values.wire_form import fields_writer
 
 Numbers = np.ndarray[Any, Any]
 
-PIECE_BYTES = 1 << 30
+_PIECE_BYTES = 1 << 30
 """Columns of texts are cut into pieces of this size, if they have more than one array can have."""
 
 
@@ -72,7 +72,7 @@ def shown_column(
 
 def _small_pieces(column: pa.Array) -> Iterator[pa.Array]:
     """Yield copies of the parts of a column, each with so many bytes as a small type holds."""
-    if len(column) > 1 and column.nbytes > PIECE_BYTES:
+    if len(column) > 1 and column.nbytes > _PIECE_BYTES:
         half = len(column) // 2
         yield from _small_pieces(column.slice(0, half))
         yield from _small_pieces(column.slice(half))
