@@ -104,7 +104,8 @@ SETTINGS: tuple[Setting, ...] = (
         allowed="a size, such as 1mb",
         default="1mb",
         meaning=(
-            "a changelog larger than this and than the last base snapshot is materialised too"
+            "a changelog larger than this and than the last base snapshot is materialised too; on "
+            "rocksdb one larger than this and than 16 MB"
         ),
     ),
     Setting(

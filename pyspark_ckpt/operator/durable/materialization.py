@@ -27,10 +27,16 @@ from pyspark_ckpt.operator.durable.upload import (
 )
 from pyspark_ckpt.settings import Materialization
 from pyspark_ckpt.storage.base import WorkerStorage
-from state_backends import BackendCorruptError, find_snapshot_format
+from state_backends import BackendCorruptError, find_snapshot_format, snapshot_format_of
 
 MOST_SEGMENTS = 3
 """An epoch waits for the upload once there are so many times the segments that make it due."""
+
+_MOST_REPLAYED_BYTES = 16 * 1024**2
+"""A larger changelog is worth a snapshot that shares files with the base, however large that is.
+
+A restart applies it, which takes about a second on each core.
+"""
 
 logger = library_logger(__name__)
 
@@ -55,18 +61,24 @@ def is_due(
     since_ms: int | None,
     now_ms: int,
     settings: Materialization,
+    *,
+    shares_files: bool,
 ) -> bool:
     """Return whether these segments are worth a new base snapshot.
 
     Waiting until they are as large as the base keeps all base snapshots together within a constant
-    factor of all changes written. A clock that went back only delays the period.
+    factor of all changes written. If a snapshot shares files with the base, only what the backend
+    has rewritten is uploaded, and a restart need not apply so much. A clock that went back only
+    delays the period.
     """
     if not segments:
         return False
     changelog_bytes = sum(segment.size_bytes for segment in segments)
-    base_bytes = 0 if handle.base is None else handle.base.size_bytes
+    worth_bytes = 0 if handle.base is None else handle.base.size_bytes
+    if shares_files:
+        worth_bytes = min(worth_bytes, _MOST_REPLAYED_BYTES)
     return (
-        changelog_bytes > max(base_bytes, settings.min_changelog_bytes)
+        changelog_bytes > max(worth_bytes, settings.min_changelog_bytes)
         or len(segments) >= settings.max_segments
         or (since_ms is not None and now_ms - since_ms >= settings.interval_ms)
     )
@@ -122,8 +134,17 @@ class Materializer:
         return handle
 
     def _is_due(self, handle: Handle, epoch: EpochStart) -> bool:
-        since_ms, now_ms = handle.changelog_since_ms, epoch.processing_time_ms
-        return is_due(handle, handle.segments, since_ms, now_ms, self._settings)
+        return self._are_due(handle, handle.segments, handle.changelog_since_ms, epoch)
+
+    def _are_due(
+        self, handle: Handle, segments: Sequence[Segment], since_ms: int | None, epoch: EpochStart
+    ) -> bool:
+        own = snapshot_format_of(self._copy.backend_type)
+        shares_files = (
+            own is not None and handle.base is not None and handle.base.format == own.name
+        )
+        now_ms = epoch.processing_time_ms
+        return is_due(handle, segments, since_ms, now_ms, self._settings, shares_files=shares_files)
 
     def _must_wait(self, handle: Handle) -> bool:
         return len(handle.segments) >= MOST_SEGMENTS * self._settings.max_segments
@@ -150,8 +171,8 @@ class Materializer:
         if snapshot is not None:
             return self._brought_on(handle, pending, snapshot)
         since = handle.segments_since(pending.version)
-        is_overtaken = pending.run_id != epoch.run_id or is_due(
-            handle, since or (), pending.taken_at_ms, epoch.processing_time_ms, self._settings
+        is_overtaken = pending.run_id != epoch.run_id or self._are_due(
+            handle, since or (), pending.taken_at_ms, epoch
         )
         # It may be on another executor, to which the subtask may return.
         return _without(handle) if since is None or is_overtaken else handle

@@ -16,20 +16,16 @@ from pyspark_ckpt.formats.handle import (
     BaseFile,
     BaseSnapshot,
     Handle,
-    Segment,
 )
 from pyspark_ckpt.formats.layout import state_file
 from pyspark_ckpt.operator.durable.base_snapshot import read_base
 from pyspark_ckpt.operator.durable.local_copy import open_local_copy
-from pyspark_ckpt.operator.durable.materialization import MOST_SEGMENTS, is_due
+from pyspark_ckpt.operator.durable.materialization import MOST_SEGMENTS
 from pyspark_ckpt.settings import Materialization
 from pyspark_ckpt.storage.file_reference import FileReference
 from pyspark_ckpt.storage.open import LocalStorage, Storage
 from state_backends import BACKEND_TYPES
 from tests.unit.operator.materialized_subtask import ALWAYS, NEVER, MaterializedSubtask
-
-DEFAULT = Materialization()
-BYTES, SEGMENTS = DEFAULT.min_changelog_bytes, DEFAULT.max_segments
 
 
 @pytest.fixture(params=BACKEND_TYPES)
@@ -73,46 +69,6 @@ class CountedReads(LocalStorage):
 def rows(number: int, seed: int = 1, first: int = 0) -> dict[bytes, bytes | None]:
     rng = random.Random(seed)
     return {b"%07d" % n: rng.randbytes(40) for n in range(first, first + number)}
-
-
-def with_segments(handle: Handle, sizes: list[int]) -> Handle:
-    file = FileReference("taskowned/x", 1, "0" * 64)
-    segments = tuple(Segment(f"{n}", n, 1, size, file=file) for n, size in enumerate(sizes))
-    return msgspec.structs.replace(handle, segments=segments)
-
-
-@pytest.mark.parametrize(
-    ("sizes", "base_bytes", "passed_ms", "expected"),
-    [
-        ([], None, 0, False),
-        ([BYTES], None, 0, False),
-        ([BYTES, 1], None, 0, True),
-        ([1] * (SEGMENTS - 1), None, 0, False),
-        ([1] * SEGMENTS, None, 0, True),
-        ([], 10 * BYTES, 0, False),
-        ([9 * BYTES], 10 * BYTES, 0, False),
-        ([9 * BYTES, BYTES + 1], 10 * BYTES, 0, True),
-        ([BYTES, 1], 10, 0, True),
-        ([1] * SEGMENTS, 10 * BYTES, 0, True),
-        ([1], 10, DEFAULT.interval_ms - 1, False),
-        ([1], 10, DEFAULT.interval_ms, True),
-        ([1], None, DEFAULT.interval_ms, True),
-        ([1], None, None, False),
-        ([], 10, 10 * DEFAULT.interval_ms, False),
-        ([1], 10, -10 * DEFAULT.interval_ms, False),
-    ],
-)
-def test_a_snapshot_is_due_when_the_changelog_has_outgrown_the_last_one_or_is_old(
-    handle: Handle, sizes: list[int], base_bytes: int | None, passed_ms: int | None, expected: bool
-) -> None:
-    grown = with_segments(handle, sizes)
-    if base_bytes is not None:
-        file = FileReference("shared/x", base_bytes, "0" * 64)
-        base = BaseSnapshot("b", 1, 1, (BaseFile("state.chg", file),))
-        grown = msgspec.structs.replace(grown, base=base)
-    since_ms = None if passed_ms is None else 5_000
-    now_ms = 5_000 + (passed_ms or 0)
-    assert is_due(grown, grown.segments, since_ms, now_ms, DEFAULT) is expected
 
 
 def test_a_snapshot_is_taken_uploaded_and_taken_for_the_base(subtask: MaterializedSubtask) -> None:
