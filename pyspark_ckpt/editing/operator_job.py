@@ -42,7 +42,10 @@ from pyspark_ckpt.operator.rows.key_columns import canonical_column
 from pyspark_ckpt.operator.rows.key_groups import subtask_tokens
 from pyspark_ckpt.operator.state.kinds import Entries, Movement, kind_of
 from pyspark_ckpt.operator.table.catalog import FREE, FREE_PLACE
+from pyspark_ckpt.sessions.kind import is_connect
+from pyspark_ckpt.spark.conf import SMALL_BATCHES
 from pyspark_ckpt.spark.jobs import collected
+from pyspark_ckpt.spark.own_session import of_own_session
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +93,8 @@ class OperatorJob:
             token=target.token,
         )
         blocks = reduce(DataFrame.union, self._frames(times))
+        if not is_connect(self.spark):  # there a session cannot run another session's frames
+            blocks = of_own_session(blocks, SMALL_BATCHES)
         tokens = F.array(*[F.lit(token) for token in subtask_tokens(operator.parallelism)])
         rows = collected(
             blocks.withColumn(TOKEN, F.element_at(tokens, F.col(SUBTASK) + 1))

@@ -38,14 +38,12 @@ from pyspark_ckpt.operator.rows.key_groups import subtask_tokens
 from pyspark_ckpt.operator.table.catalog import struct_type
 from pyspark_ckpt.restore.copies import HandleCopy, copy_handles
 from pyspark_ckpt.restore.planned import MovedOperator
+from pyspark_ckpt.spark.conf import SMALL_BATCHES
 from pyspark_ckpt.spark.jobs import collected
 from pyspark_ckpt.spark.own_session import own_session
 from pyspark_ckpt.storage.open import Storage
 
 _BYTES_IN_HEX = 4
-
-SMALL_BATCHES = {"spark.sql.execution.arrow.maxBytesPerBatch": str(64 << 20)}
-"""Settings with which a task holds no 10,000 large entries; PySpark 4.0 has no such setting."""
 
 
 def move_state(

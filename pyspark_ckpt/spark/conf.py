@@ -17,6 +17,10 @@ _PARTITIONS = "spark.sql.shuffle.partitions"
 _ENCODING = "spark.sql.streaming.stateStore.encodingFormat"
 _EMPTY_EPOCHS = "spark.sql.streaming.noDataMicroBatches.enabled"
 
+SMALL_BATCHES = {"spark.sql.execution.arrow.maxBytesPerBatch": str(64 << 20)}
+"""With it a task that moves entries does not hold 10,000 large ones; PySpark 4.0 does not know it.
+"""
+
 READ_BY_PLAN_CHECK = frozenset(
     {_OPERATION_CHECK, WATERMARK_PER_OPERATOR, _CORRECTNESS_CHECK, _ENCODING}
 )

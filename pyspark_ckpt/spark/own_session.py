@@ -25,6 +25,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from py4j.clientserver import ClientServer
@@ -62,13 +63,13 @@ def own_session(spark: SparkSession, conf: Mapping[str, str]) -> SparkSession:
     return session
 
 
-def of_own_session(df: DataFrame) -> DataFrame:
-    """Return a DataFrame of a classic session as one of a copy of that session.
+def of_own_session(df: DataFrame, conf: Mapping[str, str] = MappingProxyType({})) -> DataFrame:
+    """Return a DataFrame of a classic session as one of a copy of that session, with this conf.
 
     A query of it is not in the user's ``spark.streams``, whose ``awaitAnyTermination`` and
     listeners do not see it.
     """
-    session = own_session(df.sparkSession, {})
+    session = own_session(df.sparkSession, conf)
     java: Any = session._jvm
     plan = df._jdf.queryExecution().analyzed()
     dataset = java.org.apache.spark.sql.classic.Dataset
