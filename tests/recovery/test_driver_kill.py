@@ -53,10 +53,8 @@ def _kill_and_check(work: Path, backends: tuple[str, ...], kills: int, files: in
     for kill in range(kills):
         interrupted = _run_and_kill(work, _command(work, backends, kill), chance, kill % 3 == 1)
         cut_off += interrupted
-    # All files may be left: the kills may each have come soon after the first checkpoint.
-    deadline_seconds = DEADLINE_SECONDS + 3 * files
     finished = subprocess.run(
-        _command(work, backends, kills), timeout=deadline_seconds, check=False
+        _command(work, backends, kills), timeout=DEADLINE_SECONDS, check=False
     )
     assert finished.returncode == 0
     check_output(work / "output", rows)
