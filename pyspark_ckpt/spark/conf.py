@@ -1,6 +1,6 @@
-"""Spark conf that a query starts with, in addition to the conf of the user's session.
+"""Spark conf that a query starts with, or a job, in addition to the conf of the user's session.
 
-:mod:`pyspark_ckpt.spark.own_session` sets it in the query's own session only.
+:mod:`pyspark_ckpt.spark.own_session` sets it in a session of their own only.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ MOST_SEGMENTS = 3
 _MOST_REPLAYED_BYTES = 16 * 1024**2
 """A larger changelog is worth a snapshot that shares files with the base, however large that is.
 
-A restart applies it, which takes about a second on each core.
+A restart has to apply it, which takes about half a second of a core.
 """
 
 logger = library_logger(__name__)
@@ -126,15 +126,14 @@ class Materializer:
         kept = _of_use(handle)
         if handle.pending is not None:
             handle = self._pending_taken_on(handle, handle.pending, epoch)
-        if handle.pending is None and self._is_due(handle, epoch):
+        if handle.pending is None and self._are_due(
+            handle, handle.segments, handle.changelog_since_ms, epoch
+        ):
             handle = self._taken(handle, epoch)
         self._copy.snapshots.keep_only(kept | _of_use(handle))  # a retry starts where this did
         if handle.changelog_since_ms is None:
             handle = msgspec.structs.replace(handle, changelog_since_ms=epoch.processing_time_ms)
         return handle
-
-    def _is_due(self, handle: Handle, epoch: EpochStart) -> bool:
-        return self._are_due(handle, handle.segments, handle.changelog_since_ms, epoch)
 
     def _are_due(
         self, handle: Handle, segments: Sequence[Segment], since_ms: int | None, epoch: EpochStart

@@ -27,6 +27,12 @@ def with_segments(handle: Handle, sizes: list[int]) -> Handle:
     return msgspec.structs.replace(handle, segments=segments)
 
 
+def with_base(handle: Handle, size_bytes: int) -> Handle:
+    file = FileReference("shared/x", size_bytes, "0" * 64)
+    base = BaseSnapshot("b", 1, 1, (BaseFile("state.chg", file),))
+    return msgspec.structs.replace(handle, base=base)
+
+
 @pytest.mark.parametrize(
     ("sizes", "base_bytes", "passed_ms", "expected"),
     [
@@ -53,18 +59,10 @@ def test_a_snapshot_is_due_when_the_changelog_has_outgrown_the_last_one_or_is_ol
 ) -> None:
     grown = with_segments(handle, sizes)
     if base_bytes is not None:
-        file = FileReference("shared/x", base_bytes, "0" * 64)
-        base = BaseSnapshot("b", 1, 1, (BaseFile("state.chg", file),))
-        grown = msgspec.structs.replace(grown, base=base)
+        grown = with_base(grown, base_bytes)
     since_ms = None if passed_ms is None else 5_000
     now_ms = 5_000 + (passed_ms or 0)
     assert is_due(grown, grown.segments, since_ms, now_ms, DEFAULT, shares_files=False) is expected
-
-
-def with_base(handle: Handle, size_bytes: int) -> Handle:
-    file = FileReference("shared/x", size_bytes, "0" * 64)
-    base = BaseSnapshot("b", 1, 1, (BaseFile("state.chg", file),))
-    return msgspec.structs.replace(handle, base=base)
 
 
 @pytest.mark.parametrize(
