@@ -56,7 +56,7 @@ def take_over(replies: Replies) -> bool:
         reason = _refusal(frame)
         if reason is None:
             _replace_methods(frame.f_locals["ser"], replies)
-    except Exception as exc:  # the worker is an unknown one: the task goes on
+    except Exception as exc:  # an unknown worker: the task continues
         reason = f"the worker is not as expected ({type(exc).__name__}: {exc})"
     if reason is not None and reason not in _logged:
         _logged.add(reason)
