@@ -9,6 +9,7 @@ after a kill in production.
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -26,6 +27,7 @@ from pyspark_ckpt.formats.metadata_file import read_metadata
 from pyspark_ckpt.storage.open import open_storage
 from tests.recovery import program
 
+DEADLINE_SECONDS = 600
 OUTPUT = f"{program.OUTPUT_SCHEMA}, version long"
 
 
@@ -108,4 +110,5 @@ def main(work: Path, backend: str, sink: str, versions: int) -> None:
 
 
 if __name__ == "__main__":
+    faulthandler.dump_traceback_later(DEADLINE_SECONDS, exit=True)
     main(Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4]))

@@ -8,6 +8,7 @@ twice, processes all input, and ends.
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import sys
 from pathlib import Path
@@ -23,6 +24,7 @@ from tests.faults.disk import Disk
 from tests.recovery import program
 from tests.recovery.restoring_program import _Killing
 
+DEADLINE_SECONDS = 300
 NUMBERS = (4, 2, 3, 1)
 
 
@@ -80,4 +82,5 @@ def _start(spark: SparkSession, work: Path, sink: str) -> ckpt.CheckpointedQuery
 
 
 if __name__ == "__main__":
+    faulthandler.dump_traceback_later(DEADLINE_SECONDS, exit=True)
     main(Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4]))

@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.recovery.numbered_rows import check_output, write_input
+from tests.recovery.rescaling_program import DEADLINE_SECONDS
 
 PROGRAM = Path(__file__).with_name("rescaling_program.py")
 OPERATIONS = 150
@@ -30,7 +31,7 @@ def ran(work: Path, backend: str, sink: str, kill_at: int) -> subprocess.Complet
         [sys.executable, str(PROGRAM), str(work), backend, sink, str(kill_at)],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=DEADLINE_SECONDS + 30,  # it ends itself before, and says where it was
         check=False,
     )
     print(kill_at, done.returncode, done.stdout)
