@@ -27,7 +27,9 @@ from pyspark_ckpt.formats.metadata_file import read_metadata
 from pyspark_ckpt.storage.open import open_storage
 from tests.recovery import program
 
-DEADLINE_SECONDS = 600
+STACKS_AFTER_SECONDS = 580
+"""The test kills it after 600."""
+
 OUTPUT = f"{program.OUTPUT_SCHEMA}, version long"
 
 
@@ -110,5 +112,5 @@ def main(work: Path, backend: str, sink: str, versions: int) -> None:
 
 
 if __name__ == "__main__":
-    faulthandler.dump_traceback_later(DEADLINE_SECONDS, exit=True)
+    faulthandler.dump_traceback_later(STACKS_AFTER_SECONDS)
     main(Path(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4]))

@@ -24,7 +24,7 @@ from tests.faults.disk import Disk
 from tests.recovery import program
 from tests.recovery.restoring_program import _Killing
 
-DEADLINE_SECONDS = 300
+DEADLINE_SECONDS = 280
 NUMBERS = (4, 2, 3, 1)
 
 

@@ -30,6 +30,7 @@ KILLED = (DRIVER, *KINDS)
 PROMOTION_SECONDS = 6.0
 """A promotion takes about so long here; kills are in it, before it and after it."""
 
+RUN_SECONDS = 600
 INPUT_SECONDS = 1.5
 
 
@@ -67,6 +68,9 @@ def _run(
         text=True,
         start_new_session=True,
     )
+    began = time.monotonic()
+    deadline = threading.Timer(RUN_SECONDS, kill_all, (driver,))
+    deadline.start()
     assert driver.stdout is not None
     try:
         for line in driver.stdout:
@@ -81,9 +85,18 @@ def _run(
                 )
                 timer.daemon = True
                 timer.start()
-        return driver.wait()
+        status = driver.wait()
+        # Else its deadline would pass for a kill. It has said where it was, shortly before.
+        stacks = "".join(_errors(work).rpartition("Timeout (")[1:])
+        assert time.monotonic() - began < RUN_SECONDS, stacks[:20_000]
+        return status
     finally:
+        deadline.cancel()
         kill_all(driver)
+
+
+def _errors(work: Path) -> str:
+    return (work / "errors").read_text()
 
 
 def _noted(
@@ -127,10 +140,8 @@ def test_promotions_that_are_killed(tmp_path: Path, backend: str, sink: str) -> 
     began, runs = time.monotonic(), 1
     while (status := _run(tmp_path, [backend, sink, str(promotions)], given, chance, kills)) != 0:
         runs += 1
-        errors = (tmp_path / "errors").read_text()
-        # Of the program, killed or not: a check of its own, and its deadline with all its stacks.
-        assert "AssertionError" not in errors, errors[-6000:]
-        assert "Timeout (" not in errors, errors[errors.index("Timeout (") :][:20_000]
+        errors = _errors(tmp_path)
+        assert "AssertionError" not in errors, errors[-6000:]  # of the program, killed or not
         errors = errors[-6000:]
         assert status == -signal.SIGKILL or sum(kills.values()), errors
         assert runs < 6 * promotions + 6, errors

@@ -31,7 +31,7 @@ def ran(work: Path, backend: str, sink: str, kill_at: int) -> subprocess.Complet
         [sys.executable, str(PROGRAM), str(work), backend, sink, str(kill_at)],
         capture_output=True,
         text=True,
-        timeout=DEADLINE_SECONDS + 30,  # it ends itself before, and says where it was
+        timeout=DEADLINE_SECONDS + 20,  # it ends itself before, and says where it was
         check=False,
     )
     print(kill_at, done.returncode, done.stdout)
