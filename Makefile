@@ -27,8 +27,8 @@ test-further: $(CLASSES) ## Run the other half of them, which CI runs too; four 
 test-all: $(CLASSES) ## Run them with all variants, programs, notebooks and servers; 45 minutes
 	$(BIN)/python -m pytest --numprocesses 3 --dist worksteal -m "not soak and not reach" $(ARGS)
 
-# The crash loops are without Spark, so nothing is handed over in them.
 IN_FRAMES := SPARK_CONF_DIR=$(abspath tests/hand_over/pandas_conf) $(BIN)/python -m pytest --numprocesses 3 --dist worksteal
+# Without the crash loops, which have no Spark, so nothing is handed over.
 hand-over: $(CLASSES) ## Run the suites with rows handed over in pandas frames: types, memory, kills, parity; two hours and more
 	$(IN_FRAMES) -m "not soak and not reach and not wide" tests/query tests/faults --ignore tests/query/rows $(ARGS)
 	$(IN_FRAMES) -m "not reach" -o faulthandler_timeout=5400 tests/parity tests/query/rows tests/query/state/test_memory.py \
