@@ -32,8 +32,9 @@ class ListState:
     the key that it handles. Changes are durable when the epoch is committed.
 
     Each epoch's appended values become one chunk at the barrier, so appending never rewrites the
-    list. The entry at the list's own key counts the chunks; the list exists as long as this entry
-    does. With a time to live, each chunk has its own.
+    list. The entry at the list's own key, its head, counts the chunks; the list exists as long as
+    the head does. With a time to live, each chunk has its own, and the head is as young as the
+    youngest chunk.
 
     Parameters
     ----------
@@ -68,7 +69,7 @@ class ListState:
         table.before_barrier(self._write_chunks)
 
     def exists(self) -> bool:
-        """Return whether the key's list has a value that has not expired.
+        """Return whether :meth:`get` would return a value. It renews and removes none.
 
         Returns
         -------
@@ -81,12 +82,15 @@ class ListState:
         >>> visits.exists()
         False
         """
-        data = self._header()
-        if data is None or self._aging is None or self._aging.shown(data) is not None:
-            return data is not None
-        # The header may age in event time and an older chunk in processing time, or the reverse.
-        below = self._table.scan(self._prefix())
-        return any(self._aging.shown(chunk) is not None for _, chunk in below)
+        header = self._header()
+        if header is None or self._aging is None:
+            return header is not None
+        prefix = self._prefix()
+        if prefix in self._appended:  # in this epoch, in which nothing of it expires
+            return True
+        # The head does not say: chunks may have been read and removed, and times were switched.
+        below = self._table.scan(prefix)
+        return any(self._aging.shown(chunk) is not None for key, chunk in below if key != prefix)
 
     def get(self) -> Iterator[Value]:
         """Return an iterator over the key's values in order, as they are now.
@@ -237,26 +241,42 @@ class ListState:
     def _scanned(self, prefix: bytes, end: bytes | None = None) -> Iterator[bytes]:
         entries = self._table.scan(prefix, end)
         # The first entry is read now, because a scan yields the entries as they are at its start.
-        return self._stored(prefix, chain(list(islice(entries, 1)), entries))
+        entries = chain(list(islice(entries, 1)), entries)
+        if self._aging is not None:
+            return self._aged(self._aging, prefix, entries)
+        return (data for key, data in entries if key != prefix)
 
-    def _stored(self, prefix: bytes, entries: Iterable[tuple[bytes, bytes]]) -> Iterator[bytes]:
+    def _aged(
+        self, aging: Aging, prefix: bytes, entries: Iterable[tuple[bytes, bytes]]
+    ) -> Iterator[bytes]:
+        """Yield what reading the chunks gives, and write what reading leaves of them."""
+        header, lives = None, False
         for key, data in entries:
-            shown = data if self._aging is None else self._shown(prefix, key, data)
-            if key != prefix and shown is not None:
+            if key == prefix:
+                header = data
+                continue
+            shown, left = aging.read(data)
+            if left is not data and self._table.is_still(key, data):
+                self._table.write_below(prefix, key, left)
+            if left is not None and not lives:
+                lives = True
+                if header is not None:
+                    self._leave_header(prefix, header, aging.renewed(header) or header)
+            if shown is not None:
                 yield shown
+        if header is not None and not lives and prefix not in self._appended:
+            self._leave_header(prefix, header, None)
+
+    def _leave_header(self, prefix: bytes, header: bytes, left: bytes | None) -> None:
+        """Write what a read of the chunks leaves of the head, unless that was changed meanwhile."""
+        if left is not header and self._table.is_still(prefix, header):
+            self._counted = None
+            self._table.write_below(prefix, prefix, left)
 
     def _decoded(self, chunks: Iterable[bytes], pending: list[bytes]) -> Iterator[Value]:
         items = chain.from_iterable(map(decode_chunk, chunks))
         # A generator ends at an error; `map` would continue with the next value.
         yield from map(self._codec.decode, chain(items, pending))
-
-    def _shown(self, prefix: bytes, key: bytes, data: bytes) -> bytes | None:
-        assert self._aging is not None
-        shown = self._aging.shown(data)
-        renewed = None if shown is None else self._aging.renewed(data)
-        if renewed is not None and self._table.is_still(key, data):
-            self._table.write_below(prefix, key, renewed)
-        return shown
 
     def _append(self, encoded: list[bytes]) -> None:
         if not encoded:

@@ -57,7 +57,7 @@ class MapState:
         self._aging = aging
 
     def exists(self) -> bool:
-        """Return whether the key's map has an entry that has not expired.
+        """Return whether :meth:`iterator` would return an entry. It renews and removes none.
 
         Returns
         -------
@@ -104,7 +104,7 @@ class MapState:
         return None if data is None else tuple.__new__(self._row_type, self._codec.decode(data))
 
     def containsKey(self, key: Value) -> bool:
-        """Return whether the map has an entry for a key.
+        """Return whether :meth:`getValue` would return a value. It neither renews nor removes it.
 
         Parameters
         ----------
@@ -114,7 +114,7 @@ class MapState:
         Returns
         -------
         bool
-            False also for an expired entry.
+            False also for an expired entry that ``getValue`` would not return.
 
         Raises
         ------
@@ -251,7 +251,7 @@ class MapState:
 
     def _entries(self, prefix: bytes) -> Iterator[tuple[Value, Value]]:
         for key, stored in self._table.scan(prefix):
-            data = stored if self._aging is None else self._shown(prefix, key, stored)
+            data = stored if self._aging is None else self._shown(self._aging, prefix, key, stored)
             if data is not None:
                 yield self._key_codec.decode(key[len(prefix) :]), self._codec.decode(data)
 
@@ -260,14 +260,13 @@ class MapState:
         if data is None or self._aging is None:
             return data
         prefix = self._prefix()
-        return self._shown(prefix, prefix + below, data)
+        return self._shown(self._aging, prefix, prefix + below, data)
 
-    def _shown(self, prefix: bytes, entry_key: bytes, data: bytes) -> bytes | None:
-        assert self._aging is not None
-        shown = self._aging.shown(data)
-        renewed = None if shown is None else self._aging.renewed(data)
-        if renewed is not None and self._table.is_still(entry_key, data):
-            self._table.write_below(prefix, entry_key, renewed)
+    def _shown(self, aging: Aging, prefix: bytes, entry_key: bytes, data: bytes) -> bytes | None:
+        """Return what reading an entry gives, and write what reading leaves of it."""
+        shown, left = aging.read(data)
+        if left is not data and self._table.is_still(entry_key, data):
+            self._table.write_below(prefix, entry_key, left)
         return shown
 
     def _stored(self, below: bytes) -> bytes | None:

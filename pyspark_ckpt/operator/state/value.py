@@ -5,6 +5,7 @@ Values are tuples in and tuples out. All states work on the table's current key.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TypeVar
 
 import pandas as pd
@@ -61,12 +62,12 @@ class ValueState:
         self._columns = columns
 
     def exists(self) -> bool:
-        """Return whether the key has a value that has not expired.
+        """Return whether :meth:`get` would return a value. It neither renews nor removes one.
 
         Returns
         -------
         bool
-            False also for an expired value.
+            False also for an expired value that ``get`` would not return.
 
         Examples
         --------
@@ -99,13 +100,10 @@ class ValueState:
             return None
         if self._aging is None:
             return self._codec.decode(data)
-        shown = self._aging.shown(data)
-        if shown is None:
-            return None
-        renewed = self._aging.renewed(data)
-        if renewed is not None:
-            self._table.put(self._table.stored_key(self._state_id), renewed)
-        return self._codec.decode(shown)
+        shown, left = self._aging.read(data)
+        if left is not data:
+            self._table.put(self._table.stored_key(self._state_id), left)
+        return None if shown is None else self._codec.decode(shown)
 
     def update(self, newValue: Value) -> None:
         """Set the key's value.
@@ -172,10 +170,7 @@ class ValueState:
         stored_keys = self._stored_keys(keys)
         stored = self._table.get_many(stored_keys)
         if self._aging is not None:
-            stored = [
-                None if data is None else self._shown(self._aging, key, data)
-                for key, data in zip(stored_keys, stored, strict=True)
-            ]
+            stored = self._read(self._aging, stored_keys, stored)
         columns, prefix = self._value_columns, self._codec.prefix
         if isinstance(keys, pd.DataFrame):
             frame = columns.stored_frame(stored, prefix, keys.index)
@@ -250,12 +245,19 @@ class ValueState:
         positions = self._table.positions_of(keys, self._value_columns.what)
         return self._table.stored_keys(self._state_id, positions)
 
-    def _shown(self, aging: Aging, key: bytes, data: bytes) -> bytes | None:
-        shown = aging.shown(data)
-        renewed = None if shown is None else aging.renewed(data)
-        if renewed is not None:
-            self._table.put(key, renewed)
-        return shown
+    def _read(
+        self, aging: Aging, keys: Sequence[bytes], stored: Sequence[bytes | None]
+    ) -> list[bytes | None]:
+        """Return what reading several entries gives, and write what reading leaves of them."""
+        read = [(None, None) if data is None else aging.read(data) for data in stored]
+        changed = [
+            (key, left)
+            for key, data, (_, left) in zip(keys, stored, read, strict=True)
+            if left is not data
+        ]
+        if changed:
+            self._table.put_many(*zip(*changed, strict=True))
+        return [shown for shown, _ in read]
 
     @property
     def _value_columns(self) -> ValueColumns:

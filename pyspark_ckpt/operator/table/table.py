@@ -263,12 +263,12 @@ class StateTable:
         keys = [group + state_id + key + below for group, key in self._keys[start : start + count]]
         return _ReadAhead(start, keys, self._backend.get_many(keys))
 
-    def put(self, key: bytes, value: bytes) -> None:
-        """Write an entry that no scan has to see."""
+    def put(self, key: bytes, value: Write) -> None:
+        """Write or, with ``None``, delete an entry that no scan has to see."""
         self._writes.add(key, value)
 
-    def put_many(self, keys: Sequence[bytes], values: Sequence[bytes]) -> None:
-        """Write several entries that no scan has to see."""
+    def put_many(self, keys: Sequence[bytes], values: Sequence[Write]) -> None:
+        """Write or, with ``None``, delete several entries that no scan has to see."""
         self._writes.add_many(keys, values)
 
     def delete(self, key: bytes) -> None:

@@ -34,10 +34,11 @@ class StateTtlConfig:
         not count: an entry that a later epoch writes again for an older row expires earlier.
     update : str
         ``OnCreateAndWrite``: only writing makes an entry young again. ``OnReadAndWrite``: reading
-        does too.
+        does too, unless the entry has expired.
     visibility : str
-        ``NeverReturnExpired``, or ``ReturnExpiredIfNotCleanedUp``: expired entries may be read
-        until they are cleaned up.
+        ``NeverReturnExpired``, or ``ReturnExpiredIfNotCleanedUp``: an expired entry is returned
+        once, if it was not cleaned up before. As in Flink, the read that finds an expired entry
+        removes it.
 
     Raises
     ------
@@ -138,7 +139,7 @@ class TimeToLive:
         return max(stamp, data[: _STAMP.size]) if data[0] == self._mark else stamp
 
     def shown(self, data: bytes) -> bytes | None:
-        """Return an entry without its stamp, ``None`` if it is expired and hidden."""
+        """Return what reading an entry would give: ``None`` if it is expired and hidden."""
         if self._hides_expired and self.is_expired(data):
             return None
         return without_stamp(data)
@@ -151,8 +152,18 @@ class TimeToLive:
         # An entry without a stamp ages from when the time to live was switched on.
         return written_ms is not None and written_ms + self._duration_ms <= self._now_ms
 
+    def read(self, data: bytes) -> tuple[bytes | None, bytes | None]:
+        """Return what reading an entry gives, and what it leaves stored.
+
+        As in Flink, reading removes an expired entry, which is returned this once if it is not
+        hidden, and renews no other than a live one. What stays as it is, is `data` itself.
+        """
+        if self.is_expired(data):
+            return None if self._hides_expired else without_stamp(data), None
+        return without_stamp(data), self.renewed(data) or data
+
     def renewed(self, data: bytes) -> bytes | None:
-        """Return a read entry with a new stamp, ``None`` if the stamp stays."""
+        """Return a live entry with the stamp of a read, ``None`` if the stamp stays."""
         if not self._updates_on_read:
             return None
         fresh = self.stamp_over(data) + without_stamp(data)
@@ -179,7 +190,11 @@ class SwitchedOff:
         """Return an entry without its stamp."""
         return without_stamp(data)
 
-    def renewed(self, data: bytes) -> None:
+    def read(self, data: bytes) -> tuple[bytes, bytes]:
+        """Return an entry without its stamp, and the entry itself, which reading leaves."""
+        return without_stamp(data), data
+
+    def renewed(self, data: bytes) -> None:  # as in TimeToLive
         """Return ``None``: reading changes no entry."""
 
 
