@@ -6,6 +6,7 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -422,14 +423,15 @@ class ProcessorHarness(HarnessFaults):
         """
         return self._epochs.with_broadcast(rows)
 
-    def setProcessingTime(self, currentTimeMs: int) -> Any:
+    def setProcessingTime(self, currentTimeMs: int | datetime) -> Any:
         """Move the processing time forward, in an epoch without rows.
 
         Parameters
         ----------
-        currentTimeMs : int
-            The new time in milliseconds; the time begins at 0. Unlike in ``TwsTester``, every time
-            mode is allowed if a state has a time to live in processing time.
+        currentTimeMs : int or datetime
+            The new time in milliseconds, or with a time zone; the time begins at 0. Unlike in
+            ``TwsTester``, every time mode is allowed if a state has a time to live in processing
+            time.
 
         Returns
         -------
@@ -440,6 +442,8 @@ class ProcessorHarness(HarnessFaults):
         ------
         TimeModeError
             If the operator does not use processing time.
+        HarnessUseError
+            If it is no time.
         ClockError
             If the time does not move forward.
         ProcessorError
@@ -455,13 +459,13 @@ class ProcessorHarness(HarnessFaults):
         with self._clock.processing_time(currentTimeMs):
             return self._epochs.without_rows()
 
-    def setWatermark(self, currentWatermarkMs: int) -> Any:
+    def setWatermark(self, currentWatermarkMs: int | datetime) -> Any:
         """Move the watermark forward, in an epoch without rows.
 
         Parameters
         ----------
-        currentWatermarkMs : int
-            The new watermark in milliseconds; the watermark begins at 0.
+        currentWatermarkMs : int or datetime
+            The new watermark in milliseconds, or with a time zone; the watermark begins at 0.
 
         Returns
         -------
@@ -472,6 +476,8 @@ class ProcessorHarness(HarnessFaults):
         ------
         TimeModeError
             If the harness has no ``eventTimeExtractor``.
+        HarnessUseError
+            If it is no time.
         ClockError
             If the watermark does not move forward.
         ProcessorError

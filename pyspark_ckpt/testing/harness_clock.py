@@ -11,6 +11,7 @@ import pandas as pd
 
 from pyspark_ckpt.errors import ClockError, HarnessUseError, TimeModeError
 from pyspark_ckpt.formats.modes import TimeMode
+from pyspark_ckpt.operator.milliseconds import instant_ms
 from pyspark_ckpt.operator.time import EpochClock
 from pyspark_ckpt.testing.given_input import EventTime, each_row
 
@@ -64,7 +65,7 @@ class HarnessClock:
         return [row for row, is_kept in zip(rows, kept, strict=True) if is_kept]
 
     @contextmanager
-    def processing_time(self, new_ms: int) -> Iterator[None]:
+    def processing_time(self, given: Any) -> Iterator[None]:
         """Move the processing time; an error in the context moves it back."""
         if self.mode is not TimeMode.PROCESSING_TIME and not self.ages:
             raise TimeModeError(
@@ -72,13 +73,13 @@ class HarnessClock:
                 f"{self.mode.value!r}: give the harness timeMode='ProcessingTime'",
                 "UNSUPPORTED_OPERATION",
             )
-        self._check_forward("processing time", self.processing_time_ms, new_ms)
+        new_ms = self._forward("processing time", self.processing_time_ms, given)
         with self.kept_if_well():
             self.processing_time_ms = new_ms
             yield
 
     @contextmanager
-    def watermark(self, new_ms: int) -> Iterator[None]:
+    def watermark(self, given: Any) -> Iterator[None]:
         """Move the watermark; an error in the context moves it back."""
         if self.watermark_ms is None:
             raise TimeModeError(
@@ -86,7 +87,7 @@ class HarnessClock:
                 "eventTimeExtractor, and timeMode='EventTime' for timers",
                 "UNSUPPORTED_OPERATION",
             )
-        self._check_forward("watermark", self.watermark_ms, new_ms)
+        new_ms = self._forward("watermark", self.watermark_ms, given)
         with self.kept_if_well():
             self.watermark_ms = new_ms
             yield
@@ -107,24 +108,39 @@ class HarnessClock:
             self.processing_time_ms, self.watermark_ms = before
             raise
 
-    def _check_forward(self, what: str, now_ms: int, new_ms: int) -> None:
+    def _forward(self, what: str, now_ms: int, given: Any) -> int:
+        try:
+            new_ms = instant_ms(given)
+        except ValueError as exc:
+            raise HarnessUseError(
+                f"{self._where}: the {what} cannot become {given!r}: {exc}; give whole "
+                "milliseconds, or a time with a zone"
+            ) from exc
         if new_ms <= now_ms:
             raise ClockError(
                 f"{self._where}: the {what} is {now_ms} ms and cannot become {new_ms} ms: it must "
                 "move forward"
             )
+        return new_ms
 
 
 def _in_milliseconds(event_time: EventTime, where: str) -> EventTime:
-    """Return a test's ``eventTimeExtractor``, with an error if it returns anything but a number."""
+    """Return a test's ``eventTimeExtractor``, with an error if it returns what is no time."""
 
     def checked(row: Any) -> int | None:
         time = event_time(row)
-        if time is not None and not isinstance(time, int | float | np.number):
+        if time is None:
+            return None
+        returned = f"{where}: eventTimeExtractor returned"
+        if isinstance(time, bool) or not isinstance(time, int | float | np.number):
             raise HarnessUseError(
-                f"{where}: eventTimeExtractor returned a {type(time).__name__}: return "
-                "milliseconds, an int"
+                f"{returned} a {type(time).__name__}: return milliseconds, an int"
             )
-        return time
+        try:
+            return instant_ms(time)
+        except ValueError as exc:
+            raise HarnessUseError(
+                f"{returned} {time!r}: {exc}; return whole milliseconds, an int"
+            ) from exc
 
     return checked

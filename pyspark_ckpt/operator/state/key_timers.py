@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Set
+from datetime import datetime
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,16 @@ import pandas as pd
 import pyarrow as pa
 
 from pyspark_ckpt.errors import StateValueError
+from pyspark_ckpt.operator.milliseconds import instant_ms, whole_instants_ms
 from pyspark_ckpt.operator.state.timers import Timers
 from pyspark_ckpt.operator.table.stored_keys import Numbers
 from pyspark_ckpt.operator.table.table import StateTable
 from pyspark_ckpt.operator.time import EpochClock
+
+Instant = int | datetime | np.datetime64
+
+_NO_LISTS = (str, bytes, bytearray, memoryview, Set, Mapping)
+"""What Python can iterate over, and no list of times."""
 
 
 class KeyTimers:
@@ -35,16 +42,19 @@ class KeyTimers:
         self.clock = clock
         self._where = where
 
-    def registerTimer(self, expiryTimestampMs: int) -> None:
+    def registerTimer(self, expiryTimestampMs: Instant) -> None:
         """Register a timer for the current key; registering it twice has no effect.
 
         Parameters
         ----------
-        expiryTimestampMs : int
-            When the timer fires, in milliseconds since 1970 of the operator's time mode.
+        expiryTimestampMs : int, datetime or numpy.datetime64
+            When the timer fires in the operator's time mode: milliseconds since 1970, a
+            ``datetime`` or ``pandas.Timestamp`` with a time zone, or NumPy's time, which is in UTC.
 
         Raises
         ------
+        StateValueError
+            If it is no instant, has no time zone, or lies between two milliseconds.
         TimeModeError
             If the operator has ``timeMode="None"``.
 
@@ -54,18 +64,20 @@ class KeyTimers:
         >>> list(handle.listTimers())
         [60000]
         """
-        self.timers.register(expiryTimestampMs)
+        self.timers.register(self._instant("registerTimer", expiryTimestampMs))
 
-    def deleteTimer(self, expiryTimestampMs: int) -> None:
+    def deleteTimer(self, expiryTimestampMs: Instant) -> None:
         """Delete a timer of the current key; has no effect if there is none.
 
         Parameters
         ----------
-        expiryTimestampMs : int
-            When the timer was to fire, in milliseconds since 1970.
+        expiryTimestampMs : int, datetime or numpy.datetime64
+            When the timer was to fire, as for :meth:`registerTimer`.
 
         Raises
         ------
+        StateValueError
+            If it is no instant, has no time zone, or lies between two milliseconds.
         TimeModeError
             If the operator has ``timeMode="None"``.
 
@@ -76,7 +88,7 @@ class KeyTimers:
         >>> list(handle.listTimers())
         []
         """
-        self.timers.delete(expiryTimestampMs)
+        self.timers.delete(self._instant("deleteTimer", expiryTimestampMs))
 
     def listTimers(self) -> Iterator[int]:
         """Return an iterator over the current key's timers, earliest first.
@@ -101,7 +113,7 @@ class KeyTimers:
         return self.timers.of_current_key()
 
     def registerTimers(
-        self, keys: pd.DataFrame | pa.Table, expiryTimestampsMs: Iterable[int]
+        self, keys: pd.DataFrame | pa.Table, expiryTimestampsMs: Iterable[Instant]
     ) -> None:
         """Register a timer for each of several keys.
 
@@ -111,13 +123,14 @@ class KeyTimers:
         ----------
         keys : pandas.DataFrame or pyarrow.Table
             The keys that the method got, or some of their rows.
-        expiryTimestampsMs : iterable of int
-            A time per row of `keys`, in milliseconds since 1970.
+        expiryTimestampsMs : iterable
+            A time per row of `keys`, each as for :meth:`registerTimer`, such as a list, a pandas
+            or NumPy column, or an Arrow column.
 
         Raises
         ------
         StateValueError
-            If there is not one time per key, or a time is not a whole number.
+            If there is not one time per key, or one is no time as for :meth:`registerTimer`.
         TimeModeError
             If the operator has ``timeMode="None"``.
 
@@ -127,11 +140,11 @@ class KeyTimers:
         """
         positions = self.table.positions_of(keys, self._where)
         self.timers.register_many(
-            positions, self._times("registerTimers", len(keys), expiryTimestampsMs)
+            positions, self._instants("registerTimers", len(keys), expiryTimestampsMs)
         )
 
     def deleteTimers(
-        self, keys: pd.DataFrame | pa.Table, expiryTimestampsMs: Iterable[int]
+        self, keys: pd.DataFrame | pa.Table, expiryTimestampsMs: Iterable[Instant]
     ) -> None:
         """Delete a timer of each of several keys.
 
@@ -141,13 +154,14 @@ class KeyTimers:
         ----------
         keys : pandas.DataFrame or pyarrow.Table
             The keys that the method got, or some of their rows.
-        expiryTimestampsMs : iterable of int
-            A time per row of `keys`, in milliseconds since 1970.
+        expiryTimestampsMs : iterable
+            A time per row of `keys`, each as for :meth:`registerTimer`, such as a list, a pandas
+            or NumPy column, or an Arrow column.
 
         Raises
         ------
         StateValueError
-            If there is not one time per key, or a time is not a whole number.
+            If there is not one time per key, or one is no time as for :meth:`registerTimer`.
         TimeModeError
             If the operator has ``timeMode="None"``.
 
@@ -158,32 +172,52 @@ class KeyTimers:
         """
         positions = self.table.positions_of(keys, self._where)
         self.timers.delete_many(
-            positions, self._times("deleteTimers", len(keys), expiryTimestampsMs)
+            positions, self._instants("deleteTimers", len(keys), expiryTimestampsMs)
         )
 
-    def _times(self, method: str, keys: int, given: Any) -> Numbers:
-        is_arrow = isinstance(given, pa.Array | pa.ChunkedArray)
-        if is_arrow and pa.types.is_signed_integer(given.type) and not given.null_count:
-            times: Numbers = given.to_numpy()
-        elif type(given) is np.ndarray and given.dtype.kind == "i":  # and not a masked array
-            times = given
-        else:
-            listed = given.to_pylist() if is_arrow else given
-            times = np.array([self._whole(method, time) for time in listed], np.int64)
-        if len(times) != keys:
+    def _instant(self, method: str, given: Any) -> int:
+        try:
+            return instant_ms(given)
+        except ValueError as exc:
             raise StateValueError(
-                f"{self._where}: {method} got {len(times)} times for {keys} keys: give one whole "
-                "number of milliseconds per key"
+                f"{self._where}: {method} got the time {given!r}: {exc}; give whole milliseconds "
+                "since 1970, or a time with a zone"
+            ) from exc
+
+    def _instants(self, method: str, keys: int, given: Any) -> Numbers:
+        is_ordered = isinstance(given, Iterable) and not isinstance(given, _NO_LISTS)
+        if not is_ordered:
+            raise StateValueError(
+                f"{self._where}: {method} got the times {given!r}: give them in the order of the "
+                "keys, as a list or column"
+            )
+        times = _column(given)
+        if times is None:
+            is_arrow = isinstance(given, pa.Array | pa.ChunkedArray)
+            # Python's times may lack the last digits of Arrow's; its other values are shown better.
+            listed = given.to_pylist() if is_arrow and not _is_time(given) else given
+            times = np.array([self._instant(method, time) for time in listed], np.int64)
+        if times.shape != (keys,):
+            got = " by ".join(map(str, times.shape))
+            raise StateValueError(
+                f"{self._where}: {method} got {got} times for {keys} keys: give one time per key"
             )
         return times
 
-    def _whole(self, method: str, time: Any) -> int:
-        try:
-            if time == (whole := int(time)) and -(1 << 63) <= whole < 1 << 63:
-                return whole
-        except (TypeError, ValueError, OverflowError, np.ma.MaskError):  # a null, NaN, infinity
-            pass
-        raise StateValueError(
-            f"{self._where}: {method} got the time {time!r}: give one whole number of milliseconds "
-            "per key"
-        )
+
+def _column(given: Any) -> Numbers | None:
+    """Return the times of a column that has whole milliseconds only, ``None`` for any other."""
+    if isinstance(given, pa.Array | pa.ChunkedArray):
+        is_whole = pa.types.is_signed_integer(given.type) or _is_zoned(given)
+        return whole_instants_ms(np.asarray(given)) if is_whole and not given.null_count else None
+    if type(given) is np.ndarray:  # and not a masked array
+        return whole_instants_ms(given)
+    return None
+
+
+def _is_zoned(column: pa.Array | pa.ChunkedArray) -> bool:
+    return _is_time(column) and column.type.tz is not None
+
+
+def _is_time(column: pa.Array | pa.ChunkedArray) -> bool:
+    return bool(pa.types.is_timestamp(column.type))

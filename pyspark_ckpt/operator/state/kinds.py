@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from datetime import timedelta
 from enum import Enum, auto
 from typing import Any, TypeVar
 
@@ -33,7 +34,7 @@ from pyspark_ckpt.operator.values.state_columns import ValueColumns
 from pyspark_ckpt.operator.values.wire_form import row_type_of
 
 Schema = T.StructType | str
-Ttl = int | StateTtlConfig | None
+Ttl = int | timedelta | StateTtlConfig | None
 State = TypeVar("State")
 
 
@@ -209,7 +210,7 @@ class StateGetters(ABC):
             The state's name, unique in the operator.
         schema : StructType or str
             The schema of the tuples; text is DDL, and a bare type is one field ``value``.
-        ttlDurationMs : int or StateTtlConfig, optional
+        ttlDurationMs : int, timedelta or StateTtlConfig, optional
             How long entries live, in milliseconds of processing time; by default for ever.
 
         Returns
@@ -243,7 +244,7 @@ class StateGetters(ABC):
             The state's name, unique in the operator.
         schema : StructType or str
             The schema of the tuples; text is DDL, and a bare type is one field ``value``.
-        ttlDurationMs : int or StateTtlConfig, optional
+        ttlDurationMs : int, timedelta or StateTtlConfig, optional
             How long entries live, in milliseconds of processing time; by default for ever.
 
         Returns
@@ -284,7 +285,7 @@ class StateGetters(ABC):
             The schema of the map's keys.
         valueSchema : StructType or str
             The schema of the map's values.
-        ttlDurationMs : int or StateTtlConfig, optional
+        ttlDurationMs : int, timedelta or StateTtlConfig, optional
             How long entries live, in milliseconds of processing time; by default for ever.
 
         Returns
@@ -322,7 +323,7 @@ class StateGetters(ABC):
             The schema of the tuples; text is DDL, and a bare type is one field ``value``.
         reduce : callable
             Returns one tuple of `schema` for two.
-        ttlDurationMs : int or StateTtlConfig, optional
+        ttlDurationMs : int, timedelta or StateTtlConfig, optional
             How long entries live, in milliseconds of processing time; by default for ever.
 
         Returns
@@ -362,7 +363,7 @@ class StateGetters(ABC):
             The schema of the accumulators.
         aggregate : AggregateFunction
             Makes, fills and reads accumulators.
-        ttlDurationMs : int or StateTtlConfig, optional
+        ttlDurationMs : int, timedelta or StateTtlConfig, optional
             How long entries live, in milliseconds of processing time; by default for ever.
 
         Returns

@@ -155,13 +155,14 @@ class StateRegistry(StateGetters):
         map_key_type = None if map_key is None else self._struct_type(map_key)
         for one in (value_type, map_key_type):
             self._check_fields(name, [] if one is None else one.names)
+        stored_ttl = ttl_descriptor(ttl, self.clock, what)
         wanted = StateDescriptor(
             name=name,
             kind=kind.stored_name,
             value_schema=value_type.json(),
             map_key_schema=None if map_key_type is None else map_key_type.json(),
-            ttl=ttl_descriptor(ttl, self.clock, what),
-            is_stamped=bool(ttl),
+            ttl=stored_ttl,
+            is_stamped=stored_ttl is not None,
             redistribution=self._redistribution(name, redistribution),
         )
         state_id = self._id_of(wanted)

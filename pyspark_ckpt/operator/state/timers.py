@@ -222,7 +222,7 @@ class Timers:
         of_key = self._table.stored_key(TIMERS_ID)
         current = self._table.current
         assert current.key_group is not None  # stored_key checks it
-        time = encode_time(int(time_ms))
+        time = encode_time(time_ms)
         return of_key, TIME_INDEX + time + current.key_group + current.key, time
 
     def _refuse_to_fire_again(self, timer: DueTimer) -> NoReturn:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
 from typing import Any
 
 import msgspec
+import numpy as np
 from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import IncompatibleStateError, StateUseError
@@ -174,12 +176,13 @@ def _conversion(schemas: list[T.StructType]) -> Callable[[tuple[Any, ...]], tupl
 
 
 def ttl_descriptor(
-    ttl: int | StateTtlConfig | None, clock: EpochClock, where: str
+    ttl: int | timedelta | StateTtlConfig | None, clock: EpochClock, where: str
 ) -> TtlDescriptor | None:
     """Return a time to live that the processor asks for, in the form that is stored."""
-    if not ttl:  # 0 means no time to live, as in PySpark
+    is_number = isinstance(ttl, int | np.integer) and not isinstance(ttl, bool | np.timedelta64)
+    if ttl is None or (is_number and ttl == 0):  # 0 means none, as in PySpark
         return None
-    config = ttl if isinstance(ttl, StateTtlConfig) else StateTtlConfig(ttl)
+    config = ttl if isinstance(ttl, StateTtlConfig) else StateTtlConfig(ttl)  # type: ignore[arg-type]
     time = TtlTime(config.time)
     return TtlDescriptor(
         duration_ms=config.duration_ms,

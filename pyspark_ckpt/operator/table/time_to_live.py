@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pyspark_ckpt.errors import StateUseError
 from pyspark_ckpt.formats.handle import TtlDescriptor
 from pyspark_ckpt.formats.modes import TtlTime, TtlUpdate, TtlVisibility
+from pyspark_ckpt.operator.milliseconds import duration_ms
 from pyspark_ckpt.operator.table.table import CurrentKey
 from pyspark_ckpt.operator.time import EpochClock
 
@@ -25,8 +26,8 @@ class StateTtlConfig:
 
     Parameters
     ----------
-    duration_ms : int
-        How long an entry counts, in milliseconds, above zero.
+    duration_ms : int or timedelta
+        How long an entry counts, above zero: in milliseconds, or as a ``timedelta``.
     time : str
         ``processing``, as in PySpark and Flink, or ``event``. In event time an entry is as old as
         the newest row of its key in the epoch that wrote it, or as the watermark if that is later.
@@ -58,10 +59,13 @@ class StateTtlConfig:
     visibility: str = TtlVisibility.NEVER_RETURN_EXPIRED.value
 
     def __post_init__(self) -> None:
-        if not isinstance(self.duration_ms, int) or self.duration_ms <= 0:
+        try:
+            object.__setattr__(self, "duration_ms", duration_ms(self.duration_ms))
+        except ValueError as exc:
             raise StateUseError(
-                f"time to live is {self.duration_ms!r}: give milliseconds, a whole number above 0"
-            )
+                f"time to live is {self.duration_ms!r}: {exc}; give milliseconds, a whole number "
+                "above 0"
+            ) from exc
         for name, kind in (
             ("time", TtlTime),
             ("update", TtlUpdate),

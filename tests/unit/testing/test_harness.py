@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import gc
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,6 +40,9 @@ ATOMIC = st.one_of(
     st.datetimes(), st.datetimes(timezones=st.just(datetime.timezone.utc)),
     st.decimals(allow_nan=False, allow_infinity=False),
 )  # fmt: skip
+
+
+NO_TIMES = [5.5, "50", b"5", True, math.nan, 2**63, datetime.datetime(2026, 1, 1)]  # noqa: DTZ001
 
 
 class TestKeys:
@@ -240,6 +244,37 @@ class TestTime:
             harness.setProcessingTime(new_ms)
         with pytest.raises(ckpt.ClockError, match=f"watermark is 5 ms .* {new_ms} ms"):
             harness.setWatermark(new_ms)
+
+    @pytest.mark.parametrize("wrong", [None, *NO_TIMES])
+    def test_what_is_no_time_moves_no_clock(self, wrong: Any) -> None:
+        harness = ProcessorHarness(
+            Alarm(), timeMode="ProcessingTime", eventTimeExtractor=lambda row: row.of
+        )
+        with pytest.raises(ckpt.HarnessUseError, match="processing time cannot become"):
+            harness.setProcessingTime(wrong)
+        with pytest.raises(ckpt.HarnessUseError, match="watermark cannot become"):
+            harness.setWatermark(wrong)
+        (row,) = harness.test("ada", [Row(at=7, of=1)])
+        assert (row.processing, row.watermark) == (0, 0)
+
+    @pytest.mark.parametrize("wrong", NO_TIMES)
+    def test_an_event_time_is_an_instant(self, wrong: Any) -> None:
+        harness = ProcessorHarness(
+            Alarm(), timeMode="EventTime", eventTimeExtractor=lambda row: row.of
+        )
+        with pytest.raises(ckpt.HarnessUseError, match="eventTimeExtractor returned"):
+            harness.test("ada", [Row(at=1, of=wrong)])
+        assert harness.test("ada", [Row(at=7, of=None)]) != []
+
+    def test_clocks_take_an_instant_in_any_form(self) -> None:
+        harness = ProcessorHarness(
+            Alarm(), timeMode="ProcessingTime", eventTimeExtractor=lambda row: row.of
+        )
+        minute = datetime.datetime(1970, 1, 1, 0, 1, tzinfo=datetime.timezone.utc)
+        harness.setProcessingTime(minute)
+        harness.setWatermark(np.datetime64("1970-01-01T00:00:59"))
+        (row,) = harness.test("ada", [Row(at=70_000, of=np.int64(60_000))])
+        assert (row.processing, row.watermark) == (60_000, 59_000)
 
     def test_a_timer_without_a_clock_is_pysparks_error(self) -> None:
         harness = ProcessorHarness(Echo())

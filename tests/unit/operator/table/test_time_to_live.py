@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import datetime
+import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 
 from pyspark_ckpt.errors import PlanError
@@ -117,10 +121,56 @@ def test_event_time_needs_a_watermark() -> None:
         TimeToLive(ttl, clock, CurrentKey(), "state 's'")
 
 
-@pytest.mark.parametrize("duration", [0, -1, 1.0, "5", None])
-def test_a_duration_is_a_whole_number_above_zero(duration: object) -> None:
+NO_DURATIONS = [
+    -1, 1.0, "5", b"5", True, np.True_, math.nan, [5], 2**63, pd.NaT, np.timedelta64("NaT"),
+    np.timedelta64(1, "M"), datetime.timedelta(microseconds=1), datetime.timedelta(-1),
+    pd.Timedelta(1, "ns"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("duration", [0, None, datetime.timedelta(0), *NO_DURATIONS])
+def test_a_duration_is_a_whole_number_above_zero(duration: Any) -> None:
     with pytest.raises(PlanError, match="milliseconds"):
         StateTtlConfig(duration)
+
+
+@pytest.mark.parametrize("duration", [*NO_DURATIONS, False, 0.0, "", datetime.timedelta(0)])
+def test_what_is_no_duration_is_refused_where_a_state_is_asked_for(
+    subtask_epochs: SubtaskEpochs, duration: Any
+) -> None:
+    handle = subtask_epochs.begin()
+    with pytest.raises(PlanError, match="milliseconds"):
+        handle.getValueState("v", NUMBER, duration)
+
+
+@pytest.mark.parametrize(
+    "duration",
+    [
+        60_000,
+        np.int32(60_000),
+        datetime.timedelta(minutes=1),
+        np.timedelta64(1, "m"),
+        np.timedelta64(60_000_000_000, "ns"),
+        pd.Timedelta("1min"),
+    ],
+    ids=repr,
+)
+def test_a_duration_in_other_forms(subtask_epochs: SubtaskEpochs, duration: Any) -> None:
+    config = StateTtlConfig(duration)
+    assert type(config.duration_ms) is int
+    assert config == StateTtlConfig(60_000)
+    for ttl in (duration, config):
+        handle = subtask_epochs.begin()
+        handle.getValueState("v", NUMBER, ttl).update((1,))
+        subtask_epochs.end()
+        assert [state.ttl.duration_ms for state in subtask_epochs.states if state.ttl] == [60_000]
+
+
+@pytest.mark.parametrize("zero", [None, 0, np.int64(0)])
+def test_zero_is_no_time_to_live(subtask_epochs: SubtaskEpochs, zero: Any) -> None:
+    subtask_epochs.begin().getValueState("v", NUMBER, zero)
+    subtask_epochs.end()
+    assert [(state.ttl, state.is_stamped) for state in subtask_epochs.states] == [(None, False)]
 
 
 @pytest.mark.parametrize("name", ["time", "update", "visibility"])
