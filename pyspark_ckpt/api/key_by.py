@@ -5,11 +5,13 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame
 
 from pyspark_ckpt.api.stream import KeyedStream
+from pyspark_ckpt.errors import PlanError
 from pyspark_ckpt.operator.plan.grouping_columns import grouping_columns
 from pyspark_ckpt.operator.plan.operator import KeyedInput
 from pyspark_ckpt.operator.plan.parallelism import parallelism_of
 from pyspark_ckpt.operator.rows.input import InputColumns
 from pyspark_ckpt.operator.rows.key_groups import check_max_parallelism, default_max_parallelism
+from pyspark_ckpt.spark.program import check_frame
 
 
 def key_by(df: DataFrame, *columns: str | Column, maxParallelism: int | None = None) -> KeyedStream:
@@ -38,7 +40,8 @@ def key_by(df: DataFrame, *columns: str | Column, maxParallelism: int | None = N
     Raises
     ------
     PlanError
-        If a key column is missing or ambiguous, or `maxParallelism` is not allowed.
+        If `df` is no DataFrame, a key column is missing or ambiguous, or `maxParallelism` is not
+        allowed.
     NotBuiltYetError
         If `df` has a column of an unsupported type.
 
@@ -46,6 +49,7 @@ def key_by(df: DataFrame, *columns: str | Column, maxParallelism: int | None = N
     --------
     >>> keyed = ckpt.key_by(events, "user", maxParallelism=256)
     """
+    check_frame(df, "key_by", "df", PlanError)
     conf = df.sparkSession.conf
     parallelism = parallelism_of(df.sparkSession)
     time_zone = str(conf.get("spark.sql.session.timeZone"))

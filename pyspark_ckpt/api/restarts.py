@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 
 from pyspark_ckpt.checkpoint.query_runner import is_of_operators
@@ -33,7 +32,6 @@ from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.operator.plan.parallelism import building_with
 from pyspark_ckpt.query.coordinator import CheckpointCoordinator
 from pyspark_ckpt.query.query import CheckpointedQuery
-from pyspark_ckpt.query.restartable import Program
 from pyspark_ckpt.query.start import QueryStart
 from pyspark_ckpt.query.stopping.failure import query_has_ended, restart_failed
 from pyspark_ckpt.restarting.record import InPlaceRestart
@@ -47,6 +45,7 @@ from pyspark_ckpt.restore.location.exchange import Exchange, finish_restart
 from pyspark_ckpt.restore.location.parallelism import bound_parallelism
 from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.spark.own_session import in_another_thread
+from pyspark_ckpt.spark.program import Program
 from pyspark_ckpt.spark.sink import TableSink
 from pyspark_ckpt.storage.open import Storage
 
@@ -65,23 +64,6 @@ class Place:
 
     storage: Storage
     is_temporary: bool
-
-
-def built(build: Callable[[], DataFrame]) -> DataFrame:
-    """Return the query that a user's function builds.
-
-    Raises
-    ------
-    ConfigurationError
-        If it is no function, or returns no DataFrame.
-    """
-    made = build() if callable(build) else build
-    if not isinstance(made, DataFrame):
-        raise ConfigurationError(
-            f"write_stream got {type(made).__name__} for a query: give a streaming DataFrame, or a "
-            "function without arguments that returns one"
-        )
-    return made
 
 
 def parallelism_at(location: Storage) -> int | None:

@@ -21,7 +21,6 @@ from pyspark_ckpt.formats.layout import SHADOW
 from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.operator.plan.parallelism import building_with
 from pyspark_ckpt.operator.table.catalog import struct_type
-from pyspark_ckpt.query.restartable import Program
 from pyspark_ckpt.restore.location.exchange import live_shadows
 from pyspark_ckpt.restore.source import RestoreSource
 from pyspark_ckpt.sessions.kind import is_connect
@@ -41,6 +40,7 @@ from pyspark_ckpt.snapshot.snapshot import open_state
 from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.spark.own_session import of_own_session, own_session
 from pyspark_ckpt.spark.plan import given_names, operators_of, source_ids
+from pyspark_ckpt.spark.program import Program, stream_of
 from pyspark_ckpt.storage.open import Storage
 
 logger = library_logger(__name__)
@@ -103,7 +103,7 @@ def check_parent(parent: Storage) -> None:
 
 def program_of(writer: CheckpointedStreamWriter) -> Program:
     """Return the program of a writer; it stays the same object through a rescale in place."""
-    return writer._build or writer._stream
+    return writer._program
 
 
 def filled_shadow(
@@ -207,7 +207,7 @@ class ForkWriter(CheckpointedStreamWriter):
 
     def __init__(self, change: Change, writer: CheckpointedStreamWriter, parallelism: int) -> None:
         with building_with(parallelism):
-            program = CheckpointedStreamWriter(change.program)._stream
+            program = stream_of(change.program, "shadow")
         super().__init__(of_own_session(program))
         self._conf = writer._conf  # of its start; the session's may be for other queries by now
         self.options(**{**writer._ckpt_options, **change.options})

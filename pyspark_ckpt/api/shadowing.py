@@ -31,7 +31,6 @@ from pyspark_ckpt.formats.modes import SavepointFormat
 from pyspark_ckpt.history.records import Savepoint
 from pyspark_ckpt.query.coordinator import CheckpointCoordinator
 from pyspark_ckpt.query.query import CheckpointedQuery
-from pyspark_ckpt.query.restartable import Program
 from pyspark_ckpt.query.start import QueryStart
 from pyspark_ckpt.restore.location.exchange import live_shadows
 from pyspark_ckpt.savepoint.dispose import dispose_savepoint
@@ -44,6 +43,7 @@ from pyspark_ckpt.shadowing.shadow import (
     check_follows,
 )
 from pyspark_ckpt.spark.paths import qualified_path
+from pyspark_ckpt.spark.program import Program, check_program
 from pyspark_ckpt.storage.open import open_storage
 
 _REASON = "promote"
@@ -112,7 +112,8 @@ def shadow(
     Raises
     ------
     ConfigurationError
-        If an argument is not allowed, or the query was attached, so its program is not here.
+        If an argument is not allowed, the candidate builds no streaming DataFrame, or the query was
+        attached, so its program is not here.
     CkptError, CheckpointAbortedError
         If the query has ended, or no epoch is committed yet.
     PlanError, IncompatibleStateError, RestoreError
@@ -128,6 +129,7 @@ def shadow(
     ...         print(shadow.report)
     ...     return shadow.report.is_equal
     """
+    check_program(candidate, "shadow")
     rules = Rules(
         epochs,
         max_differences,

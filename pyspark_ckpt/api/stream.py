@@ -25,6 +25,7 @@ from pyspark_ckpt.operator.plan.operator import (
 )
 from pyspark_ckpt.operator.rows.input import InputColumns
 from pyspark_ckpt.operator.table.key_positions import KEY_POSITION
+from pyspark_ckpt.spark.program import check_frame
 from pyspark_ckpt.spark.session import frame_of_groups, is_grouped
 
 
@@ -86,6 +87,7 @@ class KeyedStream(CombiningStream):
         """
         if self._broadcast is not None:
             raise PlanError("a broadcast stream is connected already: union the two first")
+        check_frame(df, "connectBroadcast", "df", PlanError)
         if df.isStreaming != self._keyed.df.isStreaming:
             raise PlanError(
                 "connectBroadcast got a batch DataFrame for a stream, or a stream for a batch "

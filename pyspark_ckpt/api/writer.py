@@ -9,13 +9,12 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from pyspark_ckpt.api.rescaling import follow
-from pyspark_ckpt.api.restarts import Launch, Place, Restarts, built, parallelism_at
+from pyspark_ckpt.api.restarts import Launch, Place, Restarts, parallelism_at
 from pyspark_ckpt.api.sink_writer import SinkWriter
 from pyspark_ckpt.errors import ConfigurationError
 from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.operator.plan.parallelism import building_with
 from pyspark_ckpt.query.query import CheckpointedQuery
-from pyspark_ckpt.query.restartable import Program
 from pyspark_ckpt.query.start import QueryStart, StartOfSpark, restore_request
 from pyspark_ckpt.restarting.rules import RescaleRules
 from pyspark_ckpt.restarting.turn import turn_of
@@ -26,6 +25,7 @@ from pyspark_ckpt.sessions import connect
 from pyspark_ckpt.settings import ClaimMode, Settings
 from pyspark_ckpt.spark.paths import shared_directory
 from pyspark_ckpt.spark.plan import operators_of, source_ids
+from pyspark_ckpt.spark.program import Program, stream_of
 from pyspark_ckpt.spark.sink import FOREACH_BATCH, TableSink
 from pyspark_ckpt.spark.temporary_location import delete_temporary, make_temporary
 from pyspark_ckpt.spark.worker_python import check_workers
@@ -47,6 +47,11 @@ def write_stream(df: Program) -> CheckpointedStreamWriter:
     -------
     CheckpointedStreamWriter
         Has the methods of PySpark's ``DataStreamWriter``.
+
+    Raises
+    ------
+    ConfigurationError
+        If `df` is no streaming DataFrame, and no function that returns one.
 
     Examples
     --------
@@ -80,7 +85,7 @@ class CheckpointedStreamWriter(SinkWriter):
     """
 
     def __init__(self, df: Program) -> None:
-        super().__init__(df if isinstance(df, DataFrame) else built(df))
+        super().__init__(stream_of(df, "write_stream"))
         self._build = None if isinstance(df, DataFrame) else df
         self._restore_from: dict[str, Any] = {}
         self._migrations: RestoreMigrations = {}
@@ -317,7 +322,7 @@ class CheckpointedStreamWriter(SinkWriter):
 
     def _start(self, launch: Launch) -> CheckpointedQuery:
         bound = self._bound_parallelism(launch)
-        writer = self if bound is None else self._with_program(None, bound)
+        writer = self if bound is None else self._with_program(None, bound, "write_stream")
         rules = RescaleRules.of(self._read_settings(), can_be_built=self._build is not None)
         start = writer._query_start(launch, None, bound)
         try:
@@ -429,16 +434,42 @@ class CheckpointedStreamWriter(SinkWriter):
                 f"{ours} subtasks. Give write_stream a function that builds it, or call "
                 "restartWith(df) with a DataFrame built for another number"
             )
-        writer = self._with_program(program, parallelism)
+        writer = self._with_program(program, parallelism, "restart in place")
         subtasks = operators_of(writer._stream).descriptors[0].parallelism
         return writer._query_start(launch, place, subtasks)
 
     def _with_program(
-        self, program: Program | None, parallelism: int | None
+        self, program: Program | None, parallelism: int | None, call: str
     ) -> CheckpointedStreamWriter:
-        """Return a writer with the same settings for another program or parallelism."""
+        """Return a writer with the same settings for another program or parallelism.
+
+        Parameters
+        ----------
+        program
+            The program, ``None`` for the query's own.
+        parallelism
+            With which a function builds it, ``None`` for the session's.
+        call
+            Who wants it, for errors.
+        """
+        program = self._program if program is None else program
         with building_with(parallelism):
-            return self._configured_alike(program or self._build or self._stream)
+            stream = stream_of(program, call)
+        writer = self._configured_alike(stream)
+        writer._build = None if isinstance(program, DataFrame) else program
+        built_for = operators_of(writer._stream).descriptors[0].parallelism
+        if writer._build is not None and parallelism not in (None, built_for):
+            raise ConfigurationError(
+                f"the function that builds the query returned a DataFrame that was built for "
+                f"{built_for} subtasks, and {parallelism} are wanted: call key_by inside of the "
+                "function, each time that it is called"
+            )
+        return writer
+
+    @property
+    def _program(self) -> Program:
+        """The query as it was given; the same object through a rescale in place."""
+        return self._stream if self._build is None else self._build
 
     def _copy(self) -> CheckpointedStreamWriter:
         """Return this writer as it is now, because the user may change it after the start."""
@@ -446,8 +477,8 @@ class CheckpointedStreamWriter(SinkWriter):
         writer._build = self._build
         return writer
 
-    def _configured_alike(self, program: Program) -> CheckpointedStreamWriter:
-        writer = CheckpointedStreamWriter(program)
+    def _configured_alike(self, stream: DataFrame) -> CheckpointedStreamWriter:
+        writer = CheckpointedStreamWriter(stream)
         writer._repeat_calls_of(self)
         writer._restore_from, writer._migrations = dict(self._restore_from), self._migrations
         return writer

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Protocol, TypeVar
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from pyspark_ckpt.abort_reason import AbortReason
@@ -18,10 +18,8 @@ from pyspark_ckpt.live.run_states import LiveStates
 from pyspark_ckpt.query.coordinator import CheckpointCoordinator
 from pyspark_ckpt.query.observed import ObservedQuery
 from pyspark_ckpt.restarting.record import InPlaceRestart
+from pyspark_ckpt.spark.program import Program, check_program
 from pyspark_ckpt.stores.base import CompletedCheckpointStore
-
-Program = DataFrame | Callable[[], DataFrame]
-"""A query, or a function that builds it."""
 
 _MISSED = (AbortReason.QUERY_ENDED, AbortReason.NO_COMMITTED_EPOCH)
 """Why a call fails that meets the end of a run which is restarted in place."""
@@ -152,8 +150,9 @@ class RestartableQuery(ObservedQuery):
         Parameters
         ----------
         program : DataFrame or callable
-            The new query, or a function without arguments that builds it. What a function builds
-            has the parallelism that the query has now; a DataFrame may have another one.
+            The new query, or a function without arguments that builds and returns it. What a
+            function builds has the parallelism that the query has now; a DataFrame may have another
+            one.
 
         Returns
         -------
@@ -162,7 +161,11 @@ class RestartableQuery(ObservedQuery):
 
         Raises
         ------
-        ConfigurationError, CheckpointAbortedError, FencedError
+        ConfigurationError
+            If `program` is no streaming DataFrame, and no function that returns one, or the
+            DataFrame that a function returns was built for another parallelism. The query runs as
+            before. Else as :meth:`rescale`.
+        CheckpointAbortedError, FencedError
             As :meth:`rescale`.
         PlanError, IncompatibleStateError, RestoreError, NotBuiltYetError
             If the program does not fit the state. The query runs as before.
@@ -186,6 +189,7 @@ class RestartableQuery(ObservedQuery):
         False
         >>> query.stop()
         """
+        check_program(program, "restartWith")
         return self._restart(program, None, "restartWith")
 
     def _restart(

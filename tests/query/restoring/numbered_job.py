@@ -90,7 +90,8 @@ def writer_of(
     job: Job, build: Callable[[], DataFrame] | None = None
 ) -> ckpt.CheckpointedStreamWriter:
     """Return the writer of a query that is given as a function."""
-    writer = ckpt.write_stream(build or job.df).format("parquet").outputMode("append")
+    writer = ckpt.write_stream(job.df if build is None else build)
+    writer = writer.format("parquet").outputMode("append")
     writer = writer.option("path", str(job.base / job.out))
     writer = writer.option("checkpointLocation", str(job.location_path))
     for key, value in job.options.items():
