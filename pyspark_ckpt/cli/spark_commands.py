@@ -115,12 +115,13 @@ def _fields(report: ShadowReport) -> dict[str, object]:
 
 def rollback(arguments: Namespace) -> Result:
     """Roll the location of a stopped query back to a retained checkpoint."""
-    with local_session(arguments.conf):
+    with local_session(arguments.conf) as spark:
         done = roll_back(
             arguments.location,
             arguments.to,
             arguments.checkpoints_directory,
             force=arguments.force,
+            spark=spark,
         )
     fields = asdict(done)
     return Result(fields, facts(fields))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from pyspark.sql import DataFrame, SparkSession
 
-from pyspark_ckpt.editing.given.keys import GivenKeys
+from pyspark_ckpt.editing.given.keys import GivenKeys, frames_of
 from pyspark_ckpt.editing.key_search import KeyBytes, KeySearch
 from pyspark_ckpt.editing.operator_job import OperatorJob
 from pyspark_ckpt.editing.operators import stored_operator
@@ -28,6 +28,7 @@ from pyspark_ckpt.savepoint.dispose import (
     own_files,
 )
 from pyspark_ckpt.spark.paths import qualified_path
+from pyspark_ckpt.spark.session_in_use import session_in_use
 from pyspark_ckpt.storage.open import LocalStorage, Storage, open_storage
 
 _MOST_LEVELS = 10
@@ -99,7 +100,8 @@ def erase_keys(
         after a `rekey`, a list with a frame for each kind of them: a frame has the keys of the
         savepoints whose key columns have its names, and, if some have its types too, of these only.
     spark : SparkSession, optional
-        The session whose executors do the work, by default the active one.
+        The session whose executors do the work; by default that of a frame in `keys`, the active
+        one, or PySpark's default one.
 
     Returns
     -------
@@ -114,7 +116,7 @@ def erase_keys(
         If the directory has checkpoints of a query, which only the query's retention deletes, a
         savepoint inside a savepoint, a link, or too many levels, no savepoint there has one of the
         operators or the key columns of a frame, a savepoint has key columns that no frame has, or
-        there is no Spark session.
+        there is no running Spark session.
     CheckpointNotFoundError, CorruptFileError, UnsafePathError
         If there is no savepoint, or one is incomplete or damaged. It may hold the keys, so nothing
         was deleted.
@@ -131,9 +133,7 @@ def erase_keys(
     >>> erasure.too_short  # "bob" may be in a longer text
     1
     """
-    session = spark or SparkSession.getActiveSession()
-    if session is None:
-        raise PlanError("erase_keys needs a Spark session: make one, or give spark=")
+    session = session_in_use("erase_keys", PlanError, spark, *frames_of(keys))
     place = open_storage(qualified_path(session, str(directory)))
     found = list(_savepoints_below(place, _MOST_LEVELS))
     if not found:

@@ -44,6 +44,8 @@ from pyspark_ckpt.spark.plan import (
     source_ids,
     source_names,
 )
+from pyspark_ckpt.spark.program import check_frame
+from pyspark_ckpt.spark.session_in_use import session_in_use
 
 
 class StateEdit(OperatorEdits):
@@ -363,7 +365,8 @@ def edit_state(
         checked that the query can be restored from it: its operators, also Spark's own, and its
         sources.
     spark : SparkSession, optional
-        The session whose executors do the work; by default that of `query`, or the active one.
+        The session whose executors do the work; by default that of `query`, the active one, or
+        PySpark's default one.
 
     Returns
     -------
@@ -375,7 +378,7 @@ def edit_state(
     CheckpointNotFoundError, CorruptFileError, UnsafePathError
         If `source` holds no checkpoint or savepoint, or it is damaged.
     PlanError
-        If there is no Spark session, or the query cannot be checkpointed.
+        If there is no running Spark session, `query` is no DataFrame, or it cannot be checkpointed.
 
     Examples
     --------
@@ -388,10 +391,9 @@ def edit_state(
     restore from ..., epoch 0: can start
     ...
     """
-    session = spark or (
-        query.sparkSession if query is not None else SparkSession.getActiveSession()
-    )
-    if session is None:
-        raise PlanError("edit_state needs a Spark session: make one, or give spark=")
+    if query is not None:
+        check_frame(query, "edit_state", "query", PlanError)
+    frames = () if query is None else (query,)
+    session = session_in_use("edit_state", PlanError, spark, *frames)
     opened = None if source is None else RestoreSource(qualified_path(session, str(source)))
     return StateEdit(session, opened, query)

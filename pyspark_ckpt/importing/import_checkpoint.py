@@ -25,6 +25,8 @@ from pyspark_ckpt.operator.descriptor import OperatorDescriptor
 from pyspark_ckpt.operator.state.kinds import Movement, kind_of
 from pyspark_ckpt.settings import read_settings
 from pyspark_ckpt.spark.plan import operators_of
+from pyspark_ckpt.spark.program import check_frame
+from pyspark_ckpt.spark.session_in_use import session_in_use
 from pyspark_ckpt.spark.state_reader import quiet_reading
 
 _SAVEPOINTS = "spark.ckpt.execution.checkpointing.savepoint-dir"
@@ -81,7 +83,8 @@ def import_checkpoint(
     discard_uncommitted : bool
         Whether an unfinished epoch of the query of Spark may be left out. Its rows are read again.
     spark : SparkSession, optional
-        The session whose executors do the work; by default the active session.
+        The session whose executors do the work; by default that of `query`, the active one, or
+        PySpark's default one.
 
     Returns
     -------
@@ -91,7 +94,8 @@ def import_checkpoint(
     Raises
     ------
     PlanError
-        If an argument or the directory is missing, or does not fit the operator of Spark.
+        If an argument or the directory is missing, or does not fit the operator of Spark. Also if
+        there is no running Spark session.
     ConfigurationError
         If the directory is in the memory of one process, or cannot create files exclusively. Also
         if Spark's reader of state does not find `location`, because of a space or another sign in
@@ -137,7 +141,10 @@ def import_checkpoint(
     restore from ..., epoch 0: can start
     ...
     """
-    session = _session(spark, query)
+    if query is not None:
+        check_frame(query, "import_checkpoint", "query", PlanError)
+    frames = () if query is None else (query,)
+    session = session_in_use("import_checkpoint", PlanError, spark, *frames)
     directory = _directory(session, directory)
     wanted = _wanted(operators, processor, uid, mapper, time_mode)
     with quiet_reading(session):
@@ -234,14 +241,6 @@ def _add(edit: StateEdit, operator: SparkStatefulOperator, imported: ImportedOpe
         added.put_state(name, rows.state(state, columns_of(key_schema, state)), in_ms=True)
     if has_timers:
         added.put_timers(rows.timers(timer_columns(key_schema)), in_ms=True)
-
-
-def _session(spark: SparkSession | None, query: DataFrame | None) -> SparkSession:
-    if spark is None:
-        spark = query.sparkSession if query is not None else SparkSession.getActiveSession()
-    if spark is None:
-        raise PlanError("there is no active Spark session: make one, or give spark=")
-    return spark
 
 
 def _directory(spark: SparkSession, directory: str | None) -> str:

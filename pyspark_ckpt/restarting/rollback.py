@@ -63,6 +63,7 @@ from pyspark_ckpt.spark.operators import SparkOperator, StatefulOperators
 from pyspark_ckpt.spark.own_session import own_session
 from pyspark_ckpt.spark.paths import qualified_path
 from pyspark_ckpt.spark.plan import is_active
+from pyspark_ckpt.spark.session_in_use import session_in_use
 from pyspark_ckpt.storage.open import Storage, open_storage
 from pyspark_ckpt.stores.base import CompletedCheckpointStore
 from pyspark_ckpt.stores.directory import carry_terms
@@ -106,6 +107,7 @@ def rollback(
     checkpointsDirectory: str | None = None,
     *,
     force: bool = False,
+    spark: SparkSession | None = None,
 ) -> Rollback:
     """Put the location of a stopped query back to one of its retained checkpoints.
 
@@ -132,6 +134,9 @@ def rollback(
         may continue it. Only if you know that its driver is gone, and that no server runs it: a
         query that runs on would mix its epochs with the content that comes in. Otherwise, if a run
         has no end in its records, the call waits two minutes for a sign of life.
+    spark : SparkSession, optional
+        The session that reads and writes the location; by default the active one, or PySpark's
+        default one, as in a thread that has no active session.
 
     Returns
     -------
@@ -141,9 +146,9 @@ def rollback(
     Raises
     ------
     RestoreError
-        If there is no Spark session. Also if the query runs, drains or never ran, or `to` is not
-        its checkpoint, or the location is a copy of another one that owns the checkpoints, or
-        nothing of the query is in the checkpoints directory.
+        If there is no running Spark session. Also if the query runs, drains or never ran, or `to`
+        is not its checkpoint, or the location is a copy of another one that owns the checkpoints,
+        or nothing of the query is in the checkpoints directory.
     FencedError
         If another driver starts the query meanwhile, or rolls it back.
     ConfigurationError, NotBuiltYetError
@@ -158,7 +163,7 @@ def rollback(
     >>> query = writer.start()
     >>> checkpoint = query.triggerCheckpoint()
     """
-    spark = _session()
+    spark = session_in_use("rollback", RestoreError, spark)
     path = qualified_path(spark, str(checkpointLocation))
     location = open_storage(path, "checkpointLocation")
     root = None
@@ -465,10 +470,3 @@ def _is_content(location: Storage, name: str) -> bool:
 
 def _is_kept(name: str) -> bool:
     return name.startswith(_KEPT)
-
-
-def _session() -> SparkSession:
-    spark = SparkSession.getActiveSession()
-    if spark is None:
-        raise RestoreError("rollback needs a Spark session: make one first")
-    return spark

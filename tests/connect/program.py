@@ -9,6 +9,8 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -212,7 +214,9 @@ def life() -> None:
     fork("same", savepoint.path, 2)
     deliver(3, "ac")
     fork("three", stopped.path, 3)
-    ckpt.rollback(f"{locations}/one/location", f"chk-{checkpoint.checkpoint_id}")
+    back = partial(ckpt.rollback, f"{locations}/one/location", f"chk-{checkpoint.checkpoint_id}")
+    with ThreadPoolExecutor() as thread:  # which has no active session
+        thread.submit(back).result()
     again = writer("one").option("path", f"{locations}/back").trigger(availableNow=True).start()
     again.awaitTermination()
     rows = spark.read.parquet(f"{locations}/back").collect()

@@ -136,7 +136,7 @@ def simulated(
         (s3, "time", sleeping),
         (s3, "random", names),
         (seeding, "write_seeds", write_seeds),
-        (rollback, "_session", lambda: None),
+        (rollback, "session_in_use", lambda *given: None),
         (rollback, "qualified_path", lambda spark, path: path),
         (rollback, "is_active", lambda spark, query_id: False),
         (rollback, "own_session", lambda spark, conf: None),

@@ -15,6 +15,7 @@ from pyspark_ckpt.editing.table_columns import TableColumns
 from pyspark_ckpt.errors import PlanError
 from pyspark_ckpt.operator.schema.evolution import PRESENT_MARK, is_mark
 from pyspark_ckpt.operator.values.codec import holds
+from pyspark_ckpt.spark.program import check_frame
 
 _MONTHS = T.YearMonthIntervalType(T.YearMonthIntervalType.MONTH)
 
@@ -35,8 +36,9 @@ def selected(
     Raises
     ------
     PlanError
-        If a column is missing or cannot have its type.
+        If it is no DataFrame, or a column is missing or cannot have its type.
     """
+    check_frame(rows, where, "rows", PlanError)
     wanted = {name: in_python(kind) for name, kind in columns.all_of(in_ms=in_ms)}
     given, marks = rows.columns, [name for name, kind in wanted.items() if is_mark(name, kind)]
     for name in marks:

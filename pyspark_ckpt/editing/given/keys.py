@@ -11,8 +11,27 @@ from pyspark_ckpt.editing.given.columns import in_python
 from pyspark_ckpt.errors import PlanError
 from pyspark_ckpt.operator.table.catalog import struct_type
 from pyspark_ckpt.restore.source import RestoreSource
+from pyspark_ckpt.spark.program import check_frame
 
 Keys = Mapping[str, DataFrame | Sequence[DataFrame]]
+
+
+def frames_of(keys: Keys) -> list[DataFrame]:
+    """Return all frames of keys that a user gives.
+
+    Raises
+    ------
+    PlanError
+        If something else is given.
+    """
+    return [frame for uid, of in keys.items() for frame in _as_list(uid, of)]
+
+
+def _as_list(uid: str, of: DataFrame | Sequence[DataFrame]) -> list[DataFrame]:
+    frames = list(of) if isinstance(of, Sequence) else [of]
+    for frame in frames:
+        check_frame(frame, "erase_keys", f"the keys of operator {uid!r}", PlanError)
+    return frames
 
 
 class GivenKeys:
@@ -39,7 +58,7 @@ class GivenKeys:
 
     def __init__(self, keys: Keys, sources: Sequence[RestoreSource], where: str) -> None:
         self._where = where
-        frames = {uid: [of] if isinstance(of, DataFrame) else list(of) for uid, of in keys.items()}
+        frames = {uid: _as_list(uid, of) for uid, of in keys.items()}
         paths: dict[str, dict[str, list[str]]] = {}
         for source in sources:
             for operator in source.metadata.operators:

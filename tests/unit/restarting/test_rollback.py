@@ -38,7 +38,7 @@ def _without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
         return SparkLog(scratch.child("location"))
 
     monkeypatch.setattr(seeding, "write_seeds", write_seeds)
-    monkeypatch.setattr(module, "_session", lambda: None)
+    monkeypatch.setattr(module, "session_in_use", lambda *_: None)
     monkeypatch.setattr(module, "qualified_path", lambda _, path: path)
     monkeypatch.setattr(module, "is_active", lambda *_: False)
     monkeypatch.setattr(module, "own_session", lambda *_: None)
