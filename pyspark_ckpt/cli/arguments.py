@@ -306,7 +306,8 @@ def _add_spark_commands(commands: argparse._SubParsersAction[argparse.ArgumentPa
         "--checkpoints-directory",
         type=given.path,
         metavar="DIR",
-        help="the query's spark.ckpt.execution.checkpointing.dir, if it is set",
+        help="the query's spark.ckpt.execution.checkpointing.dir; by default the directory that "
+        "LOCATION records",
     )
     rollback.add_argument(
         "--force",

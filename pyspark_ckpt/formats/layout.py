@@ -74,11 +74,17 @@ SEEDINGS = "_seedings"
 ROLLBACK_MARKER = "_rollback"
 """Present while a rollback exchanges the content of a checkpointLocation."""
 
+KEPT_BY_ROLLBACK = "_before_rollback-"
+"""The directory of what a rollback moved out begins with this, in the checkpointLocation."""
+
 SHADOW = "_shadow-"
 """The directory of a shadow begins with this, in the query's checkpointLocation or elsewhere."""
 
 IDENTITY_NAME = "_identity.json"
 """In a checkpointLocation: the token that identifies it to a checkpoints directory elsewhere."""
+
+PLACES = "_checkpoints"
+"""In a checkpointLocation: numbered records of where its checkpoints are."""
 
 ROLLED_BACK_NAME = "_rolled_back.json"
 """In a checkpointLocation: the epochs that rollbacks made void."""
@@ -141,6 +147,11 @@ def seeding_path(number: int) -> str:
 def found_fresh_path(number: int) -> str:
     """Return the path of the note that a location was fresh when a seeding began."""
     return f"{SEEDINGS}/{number}-fresh"
+
+
+def place_path(number: int) -> str:
+    """Return the path of a location's record of where its checkpoints are."""
+    return f"{PLACES}/{number}"
 
 
 def id_mark_path(number: int) -> str:

@@ -222,6 +222,7 @@ class QueryStart:
         self._check_storages()
         check_reporters(self._settings)
         location.check_not_half_rolled_back()
+        location.check_place(self._spark)
         location.check_owner()
         location.check_not_emptied()
         drain_was_cut = self._last_epochs.are_interrupted

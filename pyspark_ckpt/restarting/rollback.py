@@ -27,12 +27,14 @@ from pyspark_ckpt.formats.layout import (
     CHECKPOINTS_DIRECTORY,
     DRAIN_MARKER,
     DRIVERS,
+    KEPT_BY_ROLLBACK,
     SEEDINGS,
     SHADOW,
     checkpoint_id_of,
     checkpoint_name,
 )
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
+from pyspark_ckpt.formats.place_record import write_place
 from pyspark_ckpt.formats.rolled_back import (
     read_rolled_back,
     void_after_return,
@@ -69,10 +71,11 @@ from pyspark_ckpt.stores.base import CompletedCheckpointStore
 from pyspark_ckpt.stores.directory import carry_terms
 from pyspark_ckpt.stores.open import find_store
 from pyspark_ckpt.stores.owner import check_owner, claim_directory
+from pyspark_ckpt.stores.place import CheckpointsPlace, is_same_place, recorded_place
 
 logger = library_logger(__name__)
 
-_KEPT = "_before_rollback-"
+_KEPT = KEPT_BY_ROLLBACK
 _STAGED = "_rolling_back-"
 _QUERY_ID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
@@ -128,7 +131,8 @@ def rollback(
     to : str
         ``chk-N``, or the name of a ``_before_rollback-...`` directory in the location.
     checkpointsDirectory : str, optional
-        ``spark.ckpt.execution.checkpointing.dir``, if the query has one; also to undo a rollback.
+        ``spark.ckpt.execution.checkpointing.dir`` of the query. By default, the directory that the
+        location records; one that only version 0.1.0 has started records none.
     force : bool
         Roll back although nothing says that the query's run has ended, or a Spark Connect server
         may continue it. Only if you know that its driver is gone, and that no server runs it: a
@@ -148,7 +152,8 @@ def rollback(
     RestoreError
         If there is no running Spark session. Also if the query runs, drains or never ran, or `to`
         is not its checkpoint, or the location is a copy of another one that owns the checkpoints,
-        or nothing of the query is in the checkpoints directory.
+        or nothing of the query is in the checkpoints directory, or the location records another
+        one.
     FencedError
         If another driver starts the query meanwhile, or rolls it back.
     ConfigurationError, NotBuiltYetError
@@ -166,28 +171,30 @@ def rollback(
     spark = session_in_use("rollback", RestoreError, spark)
     path = qualified_path(spark, str(checkpointLocation))
     location = open_storage(path, "checkpointLocation")
-    root = None
+    given = None
     if checkpointsDirectory is not None:
-        root = open_storage(qualified_path(spark, str(checkpointsDirectory)))
+        given = open_storage(qualified_path(spark, str(checkpointsDirectory)))
     with turn_of(location.url):  # a restart in place of this process may be at it
-        return _rolled_back(spark, location, root, to, force=force)
+        return _rolled_back(spark, location, given, to, force=force)
 
 
 def _rolled_back(
-    spark: SparkSession, location: Storage, root: Storage | None, to: str, *, force: bool
+    spark: SparkSession, location: Storage, given: Storage | None, to: str, *, force: bool
 ) -> Rollback:
     begun = begun_exchange(location)
     if begun is not None and is_untouched(location, begun):  # it may be of long ago
         query_id = _check_stopped(spark, location)
-        _check_quiet(location, _checkpoints(location, root, query_id), force=force)
+        place = _place(location, given, query_id)
+        _check_quiet(location, place.checkpoints(query_id), force=force)
     finished = _finish_interrupted(location, to)
     if finished is not None:
         return finished
     query_id = _check_stopped(spark, location)
-    checkpoints = _checkpoints(location, root, query_id)
+    place = _place(location, given, query_id)
+    checkpoints = place.checkpoints(query_id)
     is_return = _is_kept(to) and location.exists(to)
     source = None if is_return else _source(location, checkpoints, to, query_id)
-    if root is not None:
+    if place.root is not None:
         check_owner(location, checkpoints)  # what follows would fence the driver of the original
     _check_quiet(location, checkpoints, force=force)
     with closing(find_store(checkpoints)) as store:
@@ -198,9 +205,9 @@ def _rolled_back(
         if not force:  # a drain that begins after this finds its driver fenced
             _check_not_draining(location)
         check_still_ours = partial(_check_still_ours, location, store, query_id)
-        _clear_leftovers(location, root, check_still_ours)
+        _clear_leftovers(location, place.root, check_still_ours)
         try:
-            wanted = _prepared(spark, location, root, to, query_id, source)
+            wanted = _prepared(spark, place, to, query_id, source)
         except Exception:
             check_still_ours()  # another rollback takes what was staged here for left behind
             raise
@@ -208,6 +215,20 @@ def _rolled_back(
     kept = location.url_of(wanted.kept)
     logger.info("%s is rolled back to %s; its earlier content is in %s", location.url, to, kept)
     return Rollback(location.url, to, kept)
+
+
+def _place(location: Storage, given: Storage | None, query_id: str) -> CheckpointsPlace:
+    """Return where the location has its checkpoints, by its record or by what the caller gives."""
+    wanted, recorded = CheckpointsPlace(location, given), recorded_place(location)
+    if recorded is None:
+        return wanted
+    if given is not None and not is_same_place(wanted, recorded, query_id):
+        raise RestoreError(
+            f"{location.url}: its checkpoints are in {recorded.checkpoints(query_id).url}, not in "
+            f"{wanted.checkpoints(query_id).url}: call rollback without checkpointsDirectory "
+            "(--checkpoints-directory), it is known"
+        )
+    return recorded if given is None else wanted
 
 
 def _finish_interrupted(location: Storage, to: str) -> Rollback | None:
@@ -225,38 +246,68 @@ def _finish_interrupted(location: Storage, to: str) -> Rollback | None:
 
 def _prepared(
     spark: SparkSession,
-    location: Storage,
-    root: Storage | None,
+    place: CheckpointsPlace,
     to: str,
     query_id: str,
     source: RestoreSource | None,
 ) -> Exchange:
     """Stage what comes in, unless it is in `to`; return the exchange that is to be done."""
+    location = place.location
     void = read_rolled_back(location)
     token = secrets.token_hex(6)
     if source is None:
         staged = to
         kept = location.child(to)
-        if root is None:
-            carry_terms(location.child(CHECKPOINTS_DIRECTORY), kept.child(CHECKPOINTS_DIRECTORY))
+        _check_has_no_directory(place, kept)
+        before = recorded_place(kept) or CheckpointsPlace(kept, place.root)
+        if before.root is None:
+            carry_terms(place.checkpoints(query_id), before.checkpoints(query_id))
         void = void_after_return(read_rolled_back(kept), _id_of(kept), void, query_id)
     else:
         staged = f"{_STAGED}{token}"
         try:
-            _stage(spark, location, root, source, location.child(staged))
+            _stage(spark, place, source, location.child(staged))
         except BaseException:
             with suppress(CkptError, OSError):  # the next rollback clears up, too
-                _remove_staged(location, root, staged)
+                _remove_staged(location, place.root, staged)
             raise
         void = void_after_rollback(void, query_id, source.metadata.epoch)
+    stays = _stays(place)  # with the directory of the query that was staged
     return Exchange(
         to=to,
         kept=f"{_KEPT}{token}",
         staged=staged,
-        outgoing=tuple(name for name in location.list() if _is_content(location, name)),
+        outgoing=tuple(
+            name for name in location.list() if _is_content(location, name) and name not in stays
+        ),
         incoming=tuple(name for name in location.list(staged) if not is_note(name)),
         rolled_back=void,
     )
+
+
+def _stays(place: CheckpointsPlace) -> set[str]:
+    """Return the names in the location that have the checkpoints of the query's settings.
+
+    They are not exchanged with the content, because the settings name them.
+    """
+    inside = place.inside
+    if inside is None:
+        return set()
+    if inside:
+        return {inside.partition("/")[0]}
+    return {name for name in place.location.list() if _QUERY_ID.fullmatch(name)}
+
+
+def _check_has_no_directory(place: CheckpointsPlace, kept: Storage) -> None:
+    """Refuse content that a rollback of an earlier version has kept with the checkpoints."""
+    twice = sorted(_stays(place).intersection(kept.list()))
+    if twice:
+        location = place.location
+        raise RestoreError(
+            f"{location.url}: an earlier version has moved checkpoints to "
+            f"{kept.url_of(twice[0])}. Move what is in it to {location.url_of(twice[0])}, remove "
+            f"{kept.url_of(twice[0])}, and call rollback again"
+        )
 
 
 def _source(location: Storage, checkpoints: Storage, to: str, query_id: str) -> RestoreSource:
@@ -287,14 +338,11 @@ def _retained(checkpoints: Storage) -> str:
 
 
 def _stage(
-    spark: SparkSession,
-    location: Storage,
-    root: Storage | None,
-    source: RestoreSource,
-    staged: Storage,
+    spark: SparkSession, place: CheckpointsPlace, source: RestoreSource, staged: Storage
 ) -> None:
     """Fill a directory with the location's new content."""
-    checkpoints = _checkpoints(location, root, source.metadata.query_id)
+    location, root = place.location, place.root
+    checkpoints = place.checkpoints(source.metadata.query_id)
     # Spark's operators are not checked: they are the checkpoint's own, whatever store they use.
     names = source.metadata.source_names
     request = RestoreRequest(source.path, given_names=() if names is msgspec.UNSET else names)
@@ -303,6 +351,7 @@ def _stage(
     new_checkpoints = staged.child(CHECKPOINTS_DIRECTORY) if root is None else root.child(new_id)
     if root is not None:
         claim_directory(staged, new_checkpoints, place=location)
+    write_place(staged, 1, place.record())
     session = own_session(spark, source.plain_conf)
     seed(session, staged, new_checkpoints, new_id, plan, place=location)
     handles = [handle for operator in source.metadata.operators for handle in operator.handles]
@@ -360,10 +409,6 @@ def _check_stopped(spark: SparkSession, location: Storage) -> str:
     return query_id
 
 
-def _checkpoints(location: Storage, root: Storage | None, query_id: str) -> Storage:
-    return location.child(CHECKPOINTS_DIRECTORY) if root is None else root.child(query_id)
-
-
 def _check_quiet(location: Storage, checkpoints: Storage, *, force: bool) -> None:
     """Refuse a query that another application may run, or drain, unless the caller knows better."""
     if not force:
@@ -381,9 +426,10 @@ def _check_is_of_query(location: Storage, checkpoints: Storage) -> None:
         return
     raise RestoreError(
         f"{location.url}: nobody knows whether its query runs, because {checkpoints.url} has no "
-        "checkpoints of it. Give checkpointsDirectory (--checkpoints-directory) if the query has "
-        "spark.ckpt.execution.checkpointing.dir. If the directory is gone and you know that the "
-        "query is stopped, give force=True (--force)"
+        "checkpoints of it. If its disk is not mounted, mount it. Give checkpointsDirectory "
+        "(--checkpoints-directory) if the query has spark.ckpt.execution.checkpointing.dir and an "
+        "earlier version ran it. If the directory is gone and you know that the query is stopped, "
+        "give force=True (--force)"
     )
 
 

@@ -182,7 +182,8 @@ SETTINGS: tuple[Setting, ...] = (
         default=None,
         meaning=(
             "directory of checkpoints, a path or `s3://bucket/prefix`; each query "
-            "gets a directory in it"
+            "gets a directory in it. The location records it, and a start with another one is "
+            "refused"
         ),
         without="inside the `checkpointLocation`",
     ),

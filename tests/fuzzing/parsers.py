@@ -58,6 +58,7 @@ from pyspark_ckpt.storage.file_reference import FileReference
 from pyspark_ckpt.storage.open import LocalStorage, Storage
 from pyspark_ckpt.stores.open import read_store_note
 from pyspark_ckpt.stores.owner import check_owner
+from pyspark_ckpt.stores.place import recorded_place
 from pyspark_ckpt.stores.reader_pins import encode_pin, pin_name, pinned_files
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "0.1.0"
@@ -390,6 +391,10 @@ def parsers() -> dict[str, Parser]:
         "rollback marker": Parser(_at("_rollback", begun_exchange), [exchange]),
         "origin": Parser(_at("origin.json", read_origin), origin),
         "owner": Parser(_at("owners/1", lambda each: check_owner(each.parent(), each)), [owner]),
+        "place": Parser(
+            _at("_checkpoints/1", recorded_place),
+            [b'{"directory":"/x","inside":null}', b'{"inside":"a/b"}', b"{}"],
+        ),
         "store note": Parser(
             _at("stores/1", read_store_note),
             [b'{"type":"zookeeper","quorum":"a:1","node":"/a/b"}'],

@@ -22,6 +22,7 @@ from pyspark_ckpt.formats.layout import (
     CHECKPOINTS_DIRECTORY,
     IDENTITY_NAME,
     OWNERS,
+    PLACES,
     SEEDING_MARKER,
     SEEDINGS,
     found_fresh_path,
@@ -39,7 +40,7 @@ _BEGUN = b"begun\n"
 _ENDED = b"ended\n"
 _NOTE = b"this location is being filled before its query starts\n"
 _OF_THE_QUERY = {QUERY_ID_NAME, "offsets", "commits", "sources", STATE, CHECKPOINTS_DIRECTORY}
-_FRESH = {QUERY_ID_NAME, IDENTITY_NAME, SEEDING_MARKER, SEEDINGS}
+_FRESH = {QUERY_ID_NAME, IDENTITY_NAME, PLACES, SEEDING_MARKER, SEEDINGS}
 """What a location has before its first epoch, and what its seedings keep there."""
 
 
@@ -157,7 +158,8 @@ class Seeding:
     def clear(self, checkpoints_directory: str | None) -> None:
         """Remove what is in the location, and its query's checkpoints directory.
 
-        The location's token stays, and so do savepoints, which belong to the user.
+        The location's token stays, and so do the records of where its checkpoints are, because
+        their numbers grow, and savepoints, because they belong to the user.
 
         Parameters
         ----------
@@ -176,7 +178,7 @@ class Seeding:
         if checkpoints_directory is not None and query_id is not None:
             self.check()
             open_storage(checkpoints_directory).delete_directory(query_id)
-        kept = {SEEDING_MARKER, SEEDINGS, IDENTITY_NAME}
+        kept = {SEEDING_MARKER, SEEDINGS, IDENTITY_NAME, PLACES}
         for name in [name for name in location.list() if name not in kept]:
             if has_savepoints(location, name):
                 continue

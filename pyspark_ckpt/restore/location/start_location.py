@@ -5,17 +5,23 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 from pyspark.sql import SparkSession
 
+from pyspark_ckpt.checkpoint.handles import read_handles
 from pyspark_ckpt.clock import now_ms
 from pyspark_ckpt.errors import CkptError, FencedError, PlanError, RestoreError
 from pyspark_ckpt.formats.initial_handles import newest_initial_time_ms, write_initial_handles
 from pyspark_ckpt.formats.layout import (
     CHECKPOINTS_DIRECTORY,
+    KEPT_BY_ROLLBACK,
+    PLACES,
     ROLLBACK_MARKER,
+    place_path,
     store_note_path,
 )
+from pyspark_ckpt.formats.place_record import read_place, write_place
 from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.operator.descriptor import Runtime
 from pyspark_ckpt.operator.plan.initial_state import handles_of, initial_state_of
@@ -44,6 +50,7 @@ from pyspark_ckpt.storage.open import Storage, open_storage
 from pyspark_ckpt.storage.retrying import RetryingStorage
 from pyspark_ckpt.stores.behind import RUN_AGAIN, check_not_behind
 from pyspark_ckpt.stores.owner import check_owner, claim_directory, resolved_path
+from pyspark_ckpt.stores.place import CheckpointsPlace, decide, inspect
 
 logger = library_logger(__name__)
 
@@ -82,6 +89,9 @@ class StartLocation:
         self._log = SparkLog(storage)
         self._found_offsets: tuple[str, str] | None = None
         self._found_half_seeded: bool | None = None
+        self._place = CheckpointsPlace.of_setting(storage, checkpoints_directory)
+        self._place_number: int | None = None
+        self._is_place_new = False
 
     @classmethod
     def of(
@@ -104,8 +114,78 @@ class StartLocation:
 
     def checkpoints(self, query_id: str) -> Storage:
         """Return the query's checkpoints directory."""
-        root = open_storage(self.checkpoints_root)
-        return root if self._checkpoints_directory is None else root.child(query_id)
+        return self._place.checkpoints(query_id)
+
+    def check_place(self, spark: SparkSession) -> None:
+        """Check that the query's checkpoints are where the location has them; writes nothing.
+
+        Reads Spark's state store if nothing shows that the directory is the location's.
+
+        Raises
+        ------
+        RestoreError
+            If they are elsewhere, or gone, or belong to another location.
+        CorruptFileError, UnsafePathError
+            If the location's record of it was changed, or its path is not safe.
+        ConfigurationError, NotBuiltYetError
+            If there is no storage for the recorded directory.
+        """
+        query_id = self._log.query_id()
+        if query_id is None:
+            self._place_number, self._is_place_new = read_place(self.storage)[0], True
+            return
+        has_epochs = not self._is_half_seeded and (
+            self._log.begun_epoch() is not None or self._committed_epoch is not None
+        )
+        kept = [name for name in self.storage.list() if name.startswith(KEPT_BY_ROLLBACK)]
+        needed = partial(self._needed_files, spark)
+        facts = inspect(self._place, query_id, kept, needed, has_epochs=has_epochs)
+        decision = decide(facts)
+        if decision.refusal is not None:
+            raise RestoreError(decision.refusal)
+        self._place_number, self._is_place_new = facts.record_number, decision.is_new
+
+    def _needed_files(self, spark: SparkSession) -> set[str]:
+        """Return the files that the state of the newest committed epoch needs."""
+        epoch = self._committed_epoch
+        if epoch is None:
+            return set()
+        return {
+            file.path
+            for operator_id in self._log.operator_ids()
+            if operator_id in self.operators.ours
+            for handle in read_handles(spark, self._log, epoch, operator_id, None)
+            for file in handle.files()
+        }
+
+    def _record_place(self) -> None:
+        """Record where the checkpoints are, unless the location says so; durable on return.
+
+        Raises
+        ------
+        FencedError
+            If another driver records another place at the same time.
+        """
+        if self._place_number is None:  # nobody has looked, because the location is new
+            self._place_number, recorded = read_place(RetryingStorage(self.storage))
+            self._is_place_new = recorded is None
+        if self._is_place_new:
+            wanted = self._place.record()
+            try:
+                write_place(self.storage, self._place_number + 1, wanted)
+            except FileExistsError:
+                if read_place(self.storage)[1] != wanted:
+                    raise self._has_other_place() from None
+            self._place_number += 1
+            self._is_place_new = False
+        self.storage.make_durable(PLACES)  # its writer may have been killed before
+
+    def _has_other_place(self) -> FencedError:
+        return FencedError(
+            f"{self.storage.url}: another driver has started the query with another "
+            "spark.ckpt.execution.checkpointing.dir while this one was starting. Run a query once "
+            "at a time: let that driver run it, or start it again"
+        )
 
     def check_owner(self) -> None:
         """Check that what copies of this location would share belongs to it; writes nothing.
@@ -161,14 +241,21 @@ class StartLocation:
     def claim_directory(self) -> None:
         """Make the location the owner of what copies of it would share, if it has a query.
 
+        The location records where it is.
+
         Raises
         ------
         RestoreError
             If another location owns it.
+        FencedError
+            If another driver starts the query with another directory at the same time.
         """
         query_id = self._log.query_id()
-        if query_id is not None and self._would_be_shared(query_id):
+        if query_id is None:
+            return
+        if self._would_be_shared(query_id):
             claim_directory(self.storage, self.checkpoints(query_id))
+        self._record_place()
 
     def check_parallelism(self, spark: SparkSession, option: int | None = None) -> None:
         """Check that the query's parallelism is that of the session and of the location.
@@ -270,6 +357,10 @@ class StartLocation:
                 "this one was starting. Run a query once at a time: let that driver run it, or "
                 "start it again"
             )
+        if self._place_number is not None and self.storage.exists(
+            place_path(self._place_number + 1)
+        ):
+            raise self._has_other_place()
         exchanged = self.storage.exists(ROLLBACK_MARKER)
         if not exchanged and self._found_offsets is not None:
             path, found = self._found_offsets

@@ -173,6 +173,7 @@ def test_a_start_that_spark_refuses_leaves_the_location_fresh(job: Job) -> None:
     with pytest.raises(Py4JJavaError, match="nonsense"):
         fork.writer().format("nonsense").start()
     assert sorted(path.name for path in fork.location_path.iterdir()) == [
+        "_checkpoints",
         "_identity.json",
         "metadata",
     ]

@@ -173,7 +173,7 @@ def test_a_query_that_a_connect_server_may_run_is_refused_however_silent_it_is(
     assert Path(back.kept).name.startswith("_before_rollback-")
 
 
-def test_an_undo_has_to_name_the_checkpoints_of_the_query(
+def test_an_undo_finds_the_checkpoints_of_the_query(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a wrong directory there is no record of a run, and a claim would fence nobody."""
@@ -191,12 +191,14 @@ def test_an_undo_has_to_name_the_checkpoints_of_the_query(
         query.processAllAvailable()
         # The call comes from another application.
         monkeypatch.setattr(rolling_back, "is_active", lambda *_: False)
-        for wrong in (None, str(job.base / "elsewhere")):
+        elsewhere = str(job.base / "elsewhere")
+        for force in (True, False):
             with refused(ckpt.RestoreError, "checkpointsDirectory", unchanged=job.location_path):
-                ckpt.rollback(location, kept, wrong)
-        waits_until(monkeypatch, query._coordinator._recorder._note)
-        with refused(ckpt.RestoreError, "query runs", unchanged=job.location_path):
-            ckpt.rollback(location, kept, outside)
+                ckpt.rollback(location, kept, elsewhere, force=force)
+        for right in (outside, None):
+            waits_until(monkeypatch, query._coordinator._recorder._note)
+            with refused(ckpt.RestoreError, "query runs", unchanged=job.location_path):
+                ckpt.rollback(location, kept, right)
         job.feed.add(events_of(2))
         query.processAllAvailable()
     again.run()
