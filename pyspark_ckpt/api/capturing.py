@@ -22,8 +22,7 @@ def capture(location: str, epochs: int | Iterable[int], uid: str | None = None) 
     Parameters
     ----------
     location : str
-        The ``checkpointLocation``. If the checkpoints are elsewhere, the query's directory below
-        ``spark.ckpt.execution.checkpointing.dir``.
+        The ``checkpointLocation``.
     epochs : int or iterable of int
         The numbers of the epochs, such as ``range(3, 6)``.
     uid : str, optional

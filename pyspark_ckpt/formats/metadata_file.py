@@ -22,12 +22,14 @@ from pyspark_ckpt.formats.in_progress import DISPOSED, read_in_progress
 from pyspark_ckpt.formats.layout import (
     CHECKPOINTS_DIRECTORY,
     METADATA_NAME,
+    PLACES,
     checkpoint_id_of,
     checkpoint_name,
     is_savepoint_name,
 )
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.formats.metadata_check import check_content, check_counts
+from pyspark_ckpt.formats.place_record import read_place
 from pyspark_ckpt.storage.base import CoordinatorStorage
 from pyspark_ckpt.storage.corrupt_file import corrupt_file
 
@@ -190,6 +192,12 @@ def _what_it_is(storage: CoordinatorStorage) -> str | None:
         more = f" and {len(savepoints) - _MOST_NAMED} more" if savepoints[_MOST_NAMED:] else ""
         named = ", ".join(map(storage.url_of, savepoints[:_MOST_NAMED]))
         return f"is a directory of savepoints: give one of them, {named}{more}"
+    place = read_place(storage)[1] if PLACES in names else None
+    if place is not None and place.directory is not None:
+        return (
+            f"is a checkpointLocation whose checkpoints are below {place.directory}: give a chk-N "
+            "of its query there, which `pyspark-ckpt list` shows for the location"
+        )
     is_location = CHECKPOINTS_DIRECTORY in names
     where = f"{CHECKPOINTS_DIRECTORY}/" if is_location else ""
     inside = storage.list(CHECKPOINTS_DIRECTORY) if is_location else names

@@ -21,6 +21,7 @@ from pyspark_ckpt.history.places import OF_ONE_FILE, directory_below
 from pyspark_ckpt.history.times import utc_time
 from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.storage.open import Storage, open_storage
+from pyspark_ckpt.stores.place import recorded_checkpoints
 
 logger = library_logger(__name__)
 
@@ -228,8 +229,10 @@ def lineage(path: str) -> pd.DataFrame:
     [0]
     """
     root = open_storage(path)
-    if not root.exists(METADATA_NAME) and (tree := rows_of_tree(root)):
-        return as_frame(tree)
+    if not root.exists(METADATA_NAME):
+        below = recorded_checkpoints(root) or root
+        if tree := rows_of_tree(below) or rows_of_tree(root):
+            return as_frame(tree)
     metadata = read_metadata(root)
     return _chain([found_row(metadata, root.url), *_ancestors(metadata.parent, root.url)])
 

@@ -26,6 +26,7 @@ from pyspark_ckpt.history.records import format_of
 from pyspark_ckpt.history.verification import size_on_disk_bytes
 from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.storage.open import Storage, open_storage
+from pyspark_ckpt.stores.place import recorded_checkpoints
 
 
 def find_checkpoints_directory(path: str) -> Storage:
@@ -40,9 +41,15 @@ def find_checkpoints_directory(path: str) -> Storage:
     Raises
     ------
     CheckpointNotFoundError
-        If there is no such directory, or there are several.
+        If there is no such directory, or there are several. Also if the location records another
+        directory, and that is gone or belongs to another location.
+    CorruptFileError, UnsafePathError
+        If the record of the location was changed, or its path is not safe.
     """
     root = open_storage(path)
+    elsewhere = recorded_checkpoints(root)
+    if elsewhere is not None:
+        return elsewhere
     if root.exists(CHECKPOINTS_DIRECTORY):
         return root.child(CHECKPOINTS_DIRECTORY)
     if _is_one(root):

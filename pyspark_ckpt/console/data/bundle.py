@@ -34,6 +34,7 @@ from pyspark_ckpt.console.data.places import Places, QueryPlace, SavepointPlace
 from pyspark_ckpt.errors import CorruptFileError
 from pyspark_ckpt.formats.layout import (
     METADATA_NAME,
+    PLACES,
     SHARED,
     STORES,
     TASK_OWNED,
@@ -182,8 +183,9 @@ class _Writing:
 
 def is_member_name(name: str) -> bool:
     """Return whether a file of a bundle may have a name: the library writes no other one."""
-    # The note on a store has an address, which a reader of the bundle would connect to.
-    forbidden = {"..", STORES} & {*name.split("/")}
+    # The note on a store has an address, which a reader of the bundle would connect to. So has the
+    # record of where the checkpoints are.
+    forbidden = {"..", PLACES, STORES} & {*name.split("/")}
     return not forbidden and _NAME.fullmatch(name) is not None
 
 

@@ -14,6 +14,7 @@ from pyspark_ckpt.formats.layout import (
     HISTORY,
     METADATA_NAME,
     OWNERS,
+    PLACES,
     RELEASES,
     REQUESTS,
     SHADOW,
@@ -25,6 +26,7 @@ from pyspark_ckpt.formats.layout import (
 )
 from pyspark_ckpt.history.places import is_checkpoints_directory
 from pyspark_ckpt.storage.open import Storage
+from pyspark_ckpt.stores.place import recorded_checkpoints
 
 LEVELS = 5
 MOST_DIRECTORIES = 2000
@@ -104,7 +106,7 @@ def find_places(root: Storage) -> Places:
     search = _Search()
     search.all_below(root)
     return Places(
-        queries=tuple(sorted(search.queries, key=lambda each: each.path.split("/"))),
+        queries=tuple(sorted(search.queries.values(), key=lambda each: each.path.split("/"))),
         savepoints=tuple(sorted(search.savepoints, key=lambda each: each.storage.url.split("/"))),
         is_whole=search.is_whole,
         unreadable=tuple(search.unreadable),
@@ -115,7 +117,7 @@ class _Search:
     """A search that looks at a bounded number of directories."""
 
     def __init__(self) -> None:
-        self.queries: list[QueryPlace] = []
+        self.queries: dict[str, QueryPlace] = {}
         self.savepoints: list[SavepointPlace] = []
         self.unreadable: list[str] = []
         self.is_whole = True
@@ -144,6 +146,10 @@ class _Search:
     def _may_have_more(
         self, directory: Storage, entries: dict[str, bool], below: list[str]
     ) -> list[str]:
+        elsewhere = self._recorded(directory) if PLACES in below else None
+        if elsewhere is not None:
+            self._add(elsewhere, directory)
+            return _beside_a_query(below)
         if CHECKPOINTS_DIRECTORY in below:
             checkpoints = self._child(directory, CHECKPOINTS_DIRECTORY)
             if checkpoints is not None:
@@ -166,7 +172,17 @@ class _Search:
         return [name for name in below if _may_hold_queries(name)]
 
     def _add(self, checkpoints: Storage, location: Storage | None) -> None:
-        self.queries.append(QueryPlace(key_of(checkpoints.url), checkpoints, location))
+        """Note a query; its directory may be found before the location that has recorded it."""
+        place = QueryPlace(key_of(checkpoints.url), checkpoints, location)
+        if location is not None or place.key not in self.queries:
+            self.queries[place.key] = place
+
+    def _recorded(self, location: Storage) -> Storage | None:
+        try:
+            return recorded_checkpoints(location)
+        except (OSError, CkptError) as exc:
+            self.unreadable.append(f"{location.url}: {exc}")
+            return None
 
     def _entries(self, directory: Storage, name: str | None = None) -> dict[str, bool]:
         self._left -= 1
