@@ -11,7 +11,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from pyspark_ckpt.formats.modes import SavepointFormat
+from pyspark_ckpt.formats.modes import SavepointFormat, TimeMode
 from pyspark_ckpt.formats.origin import Restore
 from pyspark_ckpt.history.listener import CheckpointListener
 from pyspark_ckpt.history.records import CompletedCheckpoint, Savepoint
@@ -19,6 +19,7 @@ from pyspark_ckpt.query.coordinator import CheckpointCoordinator
 from pyspark_ckpt.query.failure import library_error, library_errors
 from pyspark_ckpt.query.restartable import RestartableQuery, Restarter
 from pyspark_ckpt.spark.paths import usable_directory
+from pyspark_ckpt.spark.query import await_input
 
 
 class CheckpointedQuery(RestartableQuery):
@@ -322,6 +323,9 @@ class CheckpointedQuery(RestartableQuery):
     def processAllAvailable(self) -> None:
         """Wait until all available input was processed; as ``StreamingQuery``.
 
+        With processing-time timers Spark runs epochs without end, and its own query never returns
+        here. This one waits for the input that is there when it is called.
+
         Raises
         ------
         FailedCheckpointsError
@@ -340,10 +344,19 @@ class CheckpointedQuery(RestartableQuery):
         while True:
             query = self._query
             with library_errors():
-                query.processAllAvailable()
+                if self._runs_without_input:
+                    await_input(query)
+                else:
+                    query.processAllAvailable()
             if not self._has_another_run(query, None):
                 break
         self._raise_failure()
+
+    @property
+    def _runs_without_input(self) -> bool:
+        """Whether Spark runs epochs all the time: an operator has processing-time timers."""
+        operators = self._coordinator.files.operators.descriptors
+        return any(each.time_mode is TimeMode.PROCESSING_TIME for each in operators)
 
     def exception(self) -> Exception | None:  # type: ignore[override]  # one more kind
         """Return what ended the query; as ``StreamingQuery``, or a ``FailedCheckpointsError``.

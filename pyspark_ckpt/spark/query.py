@@ -1,4 +1,4 @@
-"""Stopping a query between two epochs, how long it has been idle, and what it has reported.
+"""Stopping a query between two epochs, waiting for its input, its idleness and its reports.
 
 Driver only.
 """
@@ -151,6 +151,83 @@ def _terminated(spark: SparkSession, state: Any) -> Any:
     loader = java.java.lang.Thread.currentThread().getContextClassLoader()
     found = java.java.lang.Class.forName(f"{package}.TERMINATED$", True, loader)  # noqa: FBT003
     return found.getField("MODULE$").get(None)
+
+
+def await_input(query: StreamingQuery) -> None:
+    """Wait until a query that runs epochs all the time has processed the input that is there now.
+
+    Spark's ``processAllAvailable`` waits for a trigger that finds nothing to do. Processing-time
+    timers give every trigger an epoch to run. So this function waits for an epoch without input
+    whose trigger began after the call, or for a trigger that finds nothing.
+
+    Raises
+    ------
+    StreamingQueryException
+        If the query fails.
+    """
+    # A trigger that is under way may have looked for input before it came.
+    triggers = 2 if query.status["isTriggerActive"] else 1
+    idle = _IdleTriggers(query, triggers)
+    last = _named(query.lastProgress)
+    while query.isActive:
+        report = query.lastProgress
+        if _named(report) != last:
+            last, triggers = _named(report), triggers - 1
+            if triggers <= 0 and not _has_input(report):
+                return
+        if idle.have_passed():
+            return
+        time.sleep(_POLL_SECONDS)
+    query.processAllAvailable()  # raises what ended the query
+
+
+class _IdleTriggers:
+    """Counts the triggers of a query that find nothing to do, which Spark seldom reports.
+
+    Parameters
+    ----------
+    query
+        The query; over Spark Connect nothing is counted.
+    wanted
+        How many have to pass.
+    """
+
+    def __init__(self, query: StreamingQuery, wanted: int) -> None:
+        java = getattr(query, "_jsq", None)
+        self._left = wanted
+        self._execution = None if java is None else java.streamingQuery()
+        self._watch()
+
+    def have_passed(self) -> bool:
+        """Return whether so many triggers found nothing."""
+        try:
+            if self._execution is not None and self._execution.noNewData():
+                self._left -= 1
+                self._watch()
+        except (Py4JError, TypeError) as exc:
+            self._give_up(exc)
+        return self._left <= 0
+
+    def _watch(self) -> None:
+        """Have Spark say when the next trigger finds nothing, as ``processAllAvailable`` does."""
+        if self._execution is not None:
+            try:
+                getattr(self._execution, "noNewData_$eq")(False)  # noqa: FBT003  # as in Scala
+            except (Py4JError, TypeError) as exc:
+                self._give_up(exc)
+
+    def _give_up(self, exc: Exception) -> None:
+        logger.debug("cannot see which triggers find nothing: %s", exc)
+        self._execution = None
+
+
+def _named(report: Any) -> tuple[Any, ...] | None:
+    """Return what distinguishes a report from the others of its run."""
+    return None if report is None else (report["batchId"], report["timestamp"])
+
+
+def _has_input(report: Any) -> bool:
+    return any(source["startOffset"] != source["endOffset"] for source in report["sources"])
 
 
 def idle_ms(query: StreamingQuery) -> float:

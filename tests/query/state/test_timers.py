@@ -156,6 +156,40 @@ def test_processing_time(job: Job) -> None:
     assert job.result() == in_order([*rows, *first, *then, TICK])
 
 
+def test_all_available_input_is_awaited_though_epochs_run_all_the_time(job: Job) -> None:
+    job = job.but(processor=ClockAlarm, time_mode="ProcessingTime", watermark=None)
+    with job.running() as query:
+        query.processAllAvailable()  # there is no input, and no epoch has run
+        assert query.lastProgress is None or query.lastProgress["numInputRows"] == 0
+        for number in range(3):  # files, one per epoch
+            job.feed.add(*[[("a", HOUR_MS + number, at(0))]] * 3)
+            query.processAllAvailable()
+            assert len(job.result()) == 3 * (number + 1)
+    query.processAllAvailable()  # it has ended
+
+
+class Unlucky(ClockAlarm):
+    def handleExpiredTimer(
+        self, key: Any, timerValues: Any, expiredTimerInfo: Any
+    ) -> Iterator[Row]:
+        raise ZeroDivisionError("in a timer")
+
+
+def await_often(query: ckpt.CheckpointedQuery) -> None:
+    """Wait for input until the timer fires: in the epoch of one of the files, or behind them."""
+    for _ in range(100):
+        query.processAllAvailable()
+
+
+@pytest.mark.further
+def test_a_query_that_fails_ends_the_wait_for_its_input(job: Job) -> None:
+    job = job.but(processor=Unlucky, time_mode="ProcessingTime", watermark=None)
+    with job.running() as query:
+        job.feed.add([("a", 1, at(0))], [("a", HOUR_MS, at(0))])
+        with pytest.raises(ckpt.ProcessorError, match="in a timer"):
+            await_often(query)
+
+
 class Chain(Alarm):
     """Set the next timer when one fires, until the watermark is reached, and one behind it."""
 
