@@ -20,6 +20,7 @@ from pyspark_ckpt.operator.task_failure import marks_errors
 from pyspark_ckpt.operator.user_frames import shortened, user_frames
 from pyspark_ckpt.operator.values.arrow_forms import cast
 from pyspark_ckpt.operator.values.arrow_values import in_type
+from pyspark_ckpt.operator.values.time_zones import in_python_zones
 from pyspark_ckpt.snapshot.entries import stored_entries
 from pyspark_ckpt.snapshot.tables import RawTable, Table, TimersTable, state_table
 from pyspark_ckpt.storage.open import open_storage
@@ -215,7 +216,7 @@ class ChangeRows:
         schema = to_arrow_schema(self._schema, **_IN_UTC)
         for batch in batches:
             if batch.num_rows:
-                rows = pa.Table.from_batches([batch])
+                rows = _in_python_zones(pa.Table.from_batches([batch]))
                 yield from self._function(rows, schema).to_batches()
 
 
@@ -256,7 +257,7 @@ class RekeyRows:
         for batch in batches:
             if not batch.num_rows:
                 continue
-            rows = pa.Table.from_batches([batch])
+            rows = _in_python_zones(pa.Table.from_batches([batch]))
             keys = self._function(rows.select(self._old.names), keys_schema)
             if len(keys) != len(rows):
                 raise ProcessorError(
@@ -269,6 +270,12 @@ class RekeyRows:
                 for column, field in zip([*keys.columns, *rest], schema, strict=True)
             ]
             yield from pa.Table.from_arrays(moved, schema=schema).to_batches()
+
+
+def _in_python_zones(rows: pa.Table) -> pa.Table:
+    """Return rows as Spark sends them, which have the session's time zone by Spark's name."""
+    fields = [field.with_type(in_python_zones(field.type)) for field in rows.schema]
+    return rows.cast(pa.schema(fields))
 
 
 def _exact_type(column: pa.DataType) -> pd.ArrowDtype | None:

@@ -85,6 +85,10 @@ class GivenColumns:
         """Return the key group of each row."""
         return frame[KEY_GROUP].to_numpy()
 
+    def with_exact_frames(self) -> GivenColumns:
+        """Return these columns: frames of a test stay as given."""
+        return self
+
     def pandas_frame(self, frame: pd.DataFrame) -> pd.DataFrame:
         """Return rows with the columns of the test."""
         return frame.drop(columns=[_KEY, KEY_GROUP]).reset_index(drop=True)
@@ -158,6 +162,7 @@ class GivenInput:
     ) -> None:
         self.method, self.form = mode.method, mode.form
         self.calls_once_per_part = mode.calls_once_per_part
+        self.columns = mode.columns
         self._mode = mode
         self._output = output
         self._event_time = event_time

@@ -130,11 +130,14 @@ def _spark_rows(schema: T.StructType, batches: Sequence[pa.RecordBatch]) -> list
 
 
 def _spark_frame(schema: T.StructType, batches: Sequence[pa.RecordBatch]) -> pd.DataFrame:
-    """Return batches in the sent schema as a frame like the one that ``toPandas`` returns."""
+    """Return batches in the sent schema as a frame like the one that ``toPandas`` returns.
+
+    Only integers beside nulls differ: they are exact here, as ``Int64``.
+    """
     frames = [
         pd.DataFrame(
             {
-                field.name: values if _is_changed(field) else sent.to_pandas()
+                field.name: values if _is_changed(field) else _exact(sent)
                 for field, sent, values in zip(
                     schema.fields, batch.columns, _columns(schema, batch), strict=True
                 )
@@ -143,6 +146,16 @@ def _spark_frame(schema: T.StructType, batches: Sequence[pa.RecordBatch]) -> pd.
         for batch in batches
     ]
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=schema.names)
+
+
+def _exact(sent: pa.Array) -> pd.Series[Any]:
+    keeps = sent.null_count and pa.types.is_integer(sent.type)
+    frame: pd.Series[Any] = sent.to_pandas(types_mapper=_nullable if keeps else None)
+    return frame
+
+
+def _nullable(_: pa.DataType) -> pd.Int64Dtype:
+    return pd.Int64Dtype()
 
 
 def _is_changed(field: T.StructField) -> bool:

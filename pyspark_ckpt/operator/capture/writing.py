@@ -8,6 +8,7 @@ from functools import partial
 from itertools import chain
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 
 from pyspark_ckpt.clock import now_ms
@@ -35,6 +36,7 @@ from pyspark_ckpt.operator.capture.touched import stored_entries
 from pyspark_ckpt.operator.descriptor import Runtime
 from pyspark_ckpt.operator.quarantine.quarantine import Releases
 from pyspark_ckpt.operator.quarantine.releases import EVERY_KEY, ReleasedKeys
+from pyspark_ckpt.operator.rows.keyed import keyed_rows
 from pyspark_ckpt.operator.rows.mode import InputMode
 from pyspark_ckpt.operator.rows.sent_rows import SentRows
 from pyspark_ckpt.operator.table.part_keys import StoredKey
@@ -315,13 +317,15 @@ class WrittenFailure:
         wanted = frozenset(keys)
         touched, parts = dict.fromkeys(keys), []
         for batches in self._parts:
-            part = self._epoch.mode.part(list(batches))
-            places = [place for place, key in enumerate(part.stored) if key in wanted]
+            columns = self._epoch.mode.columns
+            keyed = keyed_rows(columns, list(batches))  # a part may have values that none can have
+            places = [place for place, key in enumerate(keyed.stored.pairs()) if key in wanted]
             if places and self._epoch.mode.calls_once_per_part:
-                touched |= dict.fromkeys(part.stored)
+                touched |= dict.fromkeys(keyed.stored.pairs())
                 parts.append(batches)
             elif places:
-                parts.append([self._kept(part.sent_rows(place)) for place in places])
+                rows = [np.arange(keyed.bounds[n], keyed.bounds[n + 1]) for n in places]
+                parts.append([self._kept(columns.taken(keyed.sent, each)) for each in rows])
         return touched, parts
 
     def _kept(self, sent: pa.RecordBatch) -> pa.RecordBatch:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from traceback import walk_tb
 from typing import Any
 
 import pandas as pd
 import pyarrow as pa
 
-from pyspark_ckpt.operator.values.sent_columns import in_arrow, values_of
+from pyspark_ckpt.operator.values.sent_columns import first_bad_text, in_arrow, is_text, values_of
 
 
 def batches_of(frames: Iterable[pd.DataFrame], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -26,6 +27,21 @@ def batches_of(frames: Iterable[pd.DataFrame], schema: pa.Schema) -> Iterator[pa
             yield pa.RecordBatch.from_arrays(
                 [_array(frame[field.name], field.type) for field in schema], schema=schema
             )
+
+
+def bad_text_of(error: BaseException) -> tuple[str, bytes] | None:
+    """Return the column and the text that is no UTF-8 for which PySpark could not make a frame.
+
+    The batch is in the frames of Python's stack on which the error was raised. ``None`` if it is
+    not there, or if the error has another reason.
+    """
+    for frame, _ in walk_tb(error.__traceback__):
+        for value in list(frame.f_locals.values()):
+            if isinstance(value, pa.RecordBatch | pa.Table):
+                for name, column in zip(value.schema.names, value.columns, strict=True):
+                    if is_text(column.type) and (bad := first_bad_text(column)) is not None:
+                        return name, bad
+    return None
 
 
 def _array(column: pd.Series[Any], data_type: pa.DataType) -> pa.Array:

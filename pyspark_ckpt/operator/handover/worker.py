@@ -13,6 +13,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from types import FrameType
 from typing import IO, Any
 
@@ -21,6 +22,7 @@ from pyspark.sql.pandas.serializers import ArrowStreamSerializer
 from pyspark.util import PythonEvalType
 
 from pyspark_ckpt.operator.handover.arrow_stream import write_stream
+from pyspark_ckpt.operator.task_failure import marked_errors
 
 _log = logging.getLogger("pyspark_ckpt")
 
@@ -62,6 +64,37 @@ def take_over(replies: Replies) -> bool:
         _logged.add(reason)
         _log.warning("rows are handed over through pandas, not through Arrow: %s", reason)
     return reason is None
+
+
+def explain_errors(explained: Callable[[Exception], Exception | None]) -> None:
+    """Have the task whose function is being unpickled raise other errors for PySpark's own.
+
+    For a task that hands its rows over through pandas: PySpark's worker makes the frames, outside
+    of the function. Does nothing in a worker that is not as expected.
+
+    Parameters
+    ----------
+    explained
+        From an error to the one that is raised for it, or ``None`` for the error itself.
+    """
+    frame = _reading_frame()
+    serializer: Any = None if frame is None else frame.f_locals.get("ser")
+    own = getattr(serializer, "dump_stream", None)
+    if own is None:
+        return
+
+    def dump_stream(output: Iterator[Any], stream: IO[bytes]) -> None:
+        try:
+            own(output, stream)
+        except Exception as exc:
+            other = explained(exc)
+            if other is None:
+                raise
+            with marked_errors():
+                raise other from exc
+
+    with suppress(AttributeError):
+        serializer.dump_stream = dump_stream
 
 
 def _reading_frame() -> FrameType | None:

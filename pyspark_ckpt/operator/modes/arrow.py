@@ -22,7 +22,9 @@ from pyspark_ckpt.operator.rows.output import CHUNK_ROWS, OutputRows
 from pyspark_ckpt.operator.rows.sent_rows import SentRows
 from pyspark_ckpt.operator.table.key_positions import KEY_POSITION
 from pyspark_ckpt.operator.table.part_keys import PartKeys
+from pyspark_ckpt.operator.user_frames import shown
 from pyspark_ckpt.operator.values.arrow_forms import sent_column, whole
+from pyspark_ckpt.operator.values.sent_columns import first_bad_text
 
 PIECE_BYTES = 1 << 26
 """Output of this size leaves at once: far below the 2 GB that an Arrow column of texts can have."""
@@ -233,7 +235,14 @@ class ArrowOutput:
         make_nested = partial(self._schema.nested_column, field)
         try:
             return kept_array(sent_column(field.dataType, column, make, make_nested))
-        except (pa.ArrowException, OverflowError) as exc:  # Python has no year 10,000
+        except (pa.ArrowException, OverflowError, UnicodeError) as exc:  # Python has no year 10,000
+            bad = first_bad_text(column)
+            if bad is not None:
+                raise StateValueError(
+                    f"{self._schema.where}: output column {field.name!r} is "
+                    f"{field.dataType.simpleString()}, and the yielded column has the text "
+                    f"{shown(bad)}, which is no UTF-8: decode it, or make the column binary"
+                ) from exc
             raise StateValueError(
                 f"{self._schema.where}: output column {field.name!r} is "
                 f"{field.dataType.simpleString()}, the yielded column is {column.type} ({exc})"
@@ -332,12 +341,12 @@ class ArrowInput:
     calls_once_per_part = True
 
     def __init__(self, input_columns: InputColumns, output_rows: OutputRows) -> None:
-        self._input = input_columns
+        self.columns = input_columns
         self.output_rows = output_rows
 
     def part(self, batches: SentRows) -> ArrowPart:
         """Return a part of an epoch's rows by their keys."""
-        return ArrowPart(self._input, batches)
+        return ArrowPart(self.columns, batches)
 
     def timer_tables(
         self, keys: Sequence[bytes], times_ms: Sequence[Sequence[int]]
@@ -355,7 +364,7 @@ class ArrowInput:
         of_timers = np.repeat(numbers, list(map(len, times_ms)))
         its_times = pa.array(chain.from_iterable(times_ms), pa.int64())
         return (
-            self._input.arrow_stored_keys(keys).append_column(KEY_POSITION, pa.array(numbers)),
+            self.columns.arrow_stored_keys(keys).append_column(KEY_POSITION, pa.array(numbers)),
             pa.table({KEY_POSITION: of_timers, TIME_MS: its_times}),
         )
 

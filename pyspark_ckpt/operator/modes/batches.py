@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, TimerValues
 
-from pyspark_ckpt.operator.modes.pandas import PandasOutput, PandasPart
+from pyspark_ckpt.operator.modes.pandas import PandasOutput, PandasPart, zone_of_output
 from pyspark_ckpt.operator.rows.input import InputColumns
 from pyspark_ckpt.operator.rows.mode import RowForm
 from pyspark_ckpt.operator.rows.output import OutputRows
@@ -54,7 +54,8 @@ class BatchProcessor(StatefulProcessor):
         Parameters
         ----------
         keys : pandas.DataFrame
-            The key columns, one row per key. Pass it, or some of its rows, to ``getMany`` and
+            The key columns, one row per key. Integers beside nulls are exact, in pandas' type
+            ``Int64``, here and in `rows`. Pass it, or some of its rows, to ``getMany`` and
             ``updateMany`` of value state.
         rows : pandas.DataFrame
             All rows of these keys, in the order of the keys. The index is the place of each row's
@@ -133,12 +134,13 @@ class BatchInput:
     calls_once_per_part = True
 
     def __init__(self, input_columns: InputColumns, output_rows: OutputRows) -> None:
-        self._input = input_columns
+        self.columns = input_columns.with_exact_frames()
+        zone_of_output(output_rows)  # refused here rather than on the executors
         self.output_rows = output_rows
 
     def part(self, batches: SentRows) -> BatchPart:
         """Return a part of an epoch's rows by their keys."""
-        return BatchPart(self._input, batches)
+        return BatchPart(self.columns, batches)
 
     def new_output(self) -> PandasOutput:
         """Return an empty buffer for the epoch's output."""

@@ -8,6 +8,7 @@ All are copied, because a processor may change a frame after it has yielded it.
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import groupby
@@ -16,7 +17,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-from pyarrow.lib import string_to_tzinfo
 from pyspark.sql import types as T
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, TimerValues
 
@@ -30,7 +30,9 @@ from pyspark_ckpt.operator.rows.output import CHUNK_ROWS, OutputRows
 from pyspark_ckpt.operator.rows.sent_rows import SentRows
 from pyspark_ckpt.operator.table.part_keys import StoredKey
 from pyspark_ckpt.operator.values.arrow_forms import whole
-from pyspark_ckpt.operator.values.pandas import holds_instants, yielded_values
+from pyspark_ckpt.operator.values.codec import holds
+from pyspark_ckpt.operator.values.pandas import yielded_values
+from pyspark_ckpt.operator.values.time_zones import zone_of
 
 _INTEGERS = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
 _FLOATS = (T.FloatType, T.DoubleType)
@@ -56,10 +58,7 @@ class PandasOutput:
         kinds = [type(field.dataType) for field in output_rows.schema.fields]
         self._array_kinds = "i" if _all_in(kinds, _INTEGERS) else "if" * _all_in(kinds, _FLOATS)
         self._may_change = [may_change(field.dataType) for field in output_rows.schema.fields]
-        zone = output_rows.time_zone
-        # Spark knows zones that Arrow does not, and without an instant none is needed.
-        needs_zone = any(holds_instants(field.dataType) for field in output_rows.schema.fields)
-        self._zone = string_to_tzinfo(zone) if needs_zone and zone is not None else None
+        self._zone = zone_of_output(output_rows)
         self._frames: list[_Numbers | _Columns] = []
         self._rows = 0
 
@@ -184,6 +183,12 @@ class PandasOutput:
             column = _in_zone(column, self._schema.time_zone)
         convert = yielded_values(field.dataType, self._zone)
         return self._schema.column(field, list(map(convert, column.tolist())))
+
+
+def zone_of_output(output_rows: OutputRows) -> datetime.tzinfo | None:
+    """Return the zone of the times that frames show; ``None`` if they show no instant."""
+    zone = output_rows.time_zone
+    return None if zone is None or not holds(output_rows.schema, T.TimestampType) else zone_of(zone)
 
 
 def _in_zone(times: pd.Series[Any], time_zone: str | None) -> pd.Series[Any]:
@@ -318,13 +323,14 @@ class PandasInput:
         output_rows: OutputRows,
         limits: FrameLimits | None = None,
     ) -> None:
-        self._input = input_columns
+        self.columns = input_columns
         self.output_rows = output_rows
         self.limits = limits or FrameLimits()
+        zone_of_output(output_rows)  # refused here rather than on the executors
 
     def part(self, batches: SentRows) -> PandasPart:
         """Return a part of an epoch's rows by their keys."""
-        return PandasPart(self._input, batches, self.limits)
+        return PandasPart(self.columns, batches, self.limits)
 
     def new_output(self) -> PandasOutput:
         """Return an empty buffer for the epoch's output."""

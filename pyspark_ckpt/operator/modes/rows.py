@@ -82,12 +82,12 @@ class RowsInput:
     calls_once_per_part = False
 
     def __init__(self, input_columns: InputColumns, output_rows: OutputRows) -> None:
-        self._input = input_columns
+        self.columns = input_columns
         self.output_rows = output_rows
 
     def part(self, batches: SentRows) -> RowsPart:
         """Return a part of an epoch's rows by their keys."""
-        return RowsPart(self._input, batches)
+        return RowsPart(self.columns, batches)
 
     def new_output(self) -> RowsOutput:
         """Return an empty buffer for the epoch's output."""

@@ -390,6 +390,8 @@ class OperatorPlan:
         if self.broadcast is None:
             return None
         columns = InputColumns(self.broadcast.schema, (), self.keyed.columns.time_zone)
+        if self.make_mode is BatchInput:
+            columns = columns.with_exact_frames()
         return BroadcastRows(columns, self.make_mode.form)
 
     def _initial_rows(self, output: OutputRows) -> InitialRows | None:
@@ -398,6 +400,8 @@ class OperatorPlan:
         # The initial state comes key by key, also where rows do not.
         make_mode = PandasInput if self.make_mode is BatchInput else self.make_mode
         columns = self.initial.columns
+        if self.make_mode is BatchInput:
+            columns = columns.with_exact_frames()
         return InitialRows(columns, self._mode(make_mode, columns, output))
 
     def _mode(

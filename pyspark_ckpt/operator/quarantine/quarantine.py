@@ -123,6 +123,24 @@ class Quarantine:
             self._park(step, error, describe)
         self._keys.keep(sent())
 
+    def keep_unheld(self, step: str, error: Exception, sent: Any) -> None:
+        """Keep the rows of the current key, which has a value that its processor cannot get.
+
+        Parameters
+        ----------
+        step
+            What could not be done.
+        error
+            What names the column and the value.
+        sent
+            The rows of the key as they were sent.
+        """
+        if not self._keys.has_current():
+            self._releases.arm()
+            self._keys.park(step, str(error))
+            logger.warning("%s: a key is parked: %s", self._where, error)
+        self._keys.keep(sent)
+
     def fire_timer(self, step: str, call: Call, output: Output, describe: Describe) -> bool:
         """Have the processor handle a timer of the current key; return whether the timer fired."""
         if self._keys.has_current():

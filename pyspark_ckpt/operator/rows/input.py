@@ -9,8 +9,9 @@ takes it apart on the executor.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from decimal import Decimal
-from functools import cached_property
+from functools import cache, cached_property, partial
 from itertools import repeat
 from types import MappingProxyType
 from typing import Any
@@ -23,7 +24,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from pyspark_ckpt.errors import InputRowsError
+from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.operator.rows.key_columns import (
     Codes,
     canonical_column,
@@ -43,34 +44,36 @@ from pyspark_ckpt.operator.time import (
     never_late_column,
 )
 from pyspark_ckpt.operator.values.arrow_forms import shown_column, values_column
-from pyspark_ckpt.operator.values.codec import key_encoder
+from pyspark_ckpt.operator.values.codec import holds, key_encoder
 from pyspark_ckpt.operator.values.json import JsonKey, JsonReader
 from pyspark_ckpt.operator.values.message_pack import canonical_of
 from pyspark_ckpt.operator.values.message_pack_columns import Form, encoded_tuples
-from pyspark_ckpt.operator.values.pandas import pandas_column
+from pyspark_ckpt.operator.values.pandas import check_frame, loses_digits, pandas_column
 from pyspark_ckpt.operator.values.sent_columns import (
     newest_ms,
     numbers_of,
     values_of,
     with_nulls,
 )
+from pyspark_ckpt.operator.values.time_zones import python_zone, zone_of
 from pyspark_ckpt.operator.values.transport import (
+    NOT_HELD,
     NullMasks,
+    ValueNotHeldError,
     all_received,
     check_held,
+    check_texts,
     received,
     sent_type,
+    text_not_held,
     transport_of,
 )
 from pyspark_ckpt.operator.values.wire_form import row_type_of
 
+logger = library_logger(__name__)
+
 TOKEN = "__ckpt_token"  # noqa: S105
 KEY_GROUP = "__ckpt_key_group"
-
-_NOT_HELD = (ValueError, OverflowError, OSError)
-"""What Python raises for times that it does not have."""
-
-_EXACT_IN_FLOAT = 1 << 53
 
 _ROWS_AT_ONCE = 512
 """Rows that are made at once, of several keys: they stay in the processor's cache. Made for each
@@ -123,8 +126,10 @@ class InputColumns:
         ]
         self.sent_key_names, self.derived_keys = tuple(key_names), dict(derived_keys)
         self._shown = len(schema.fields) - len(derived_keys)
-        self.time_zone = time_zone
-        self._transports = [transport_of(field, time_zone) for field in schema.fields]
+        self.time_zone = python_zone(time_zone)
+        if holds(schema, T.TimestampType):
+            zone_of(time_zone)  # refused here rather than on the executors
+        self._transports = [transport_of(field, self.time_zone) for field in schema.fields]
         self._masks = NullMasks(
             [
                 index
@@ -133,11 +138,12 @@ class InputColumns:
             ]
         )
         self._key_indexes = [schema.names.index(name) for name in key_names]
+        self._frames_are_exact = False
         self.event_time_index = event_time_index(schema)
         for field in self._key_fields:
             check_new_key(field)
         self._json_keys = {
-            index: JsonKey(schema.fields[index], time_zone)
+            index: JsonKey(schema.fields[index], self.time_zone)
             for index in self._key_indexes
             if isinstance(self._transports[index].receive, JsonReader)
         }
@@ -287,10 +293,21 @@ class InputColumns:
         columns = [
             with_nulls(sent.column(f"c{index}"), nulls.get(index)) for index in self._key_indexes
         ]
+        for field, column in zip(self._key_fields, columns, strict=True):
+            check_texts(field, column)  # others can no longer be read
         return encoded_tuples(columns, self.key_schema, Form.KEY)
 
+    def with_exact_frames(self) -> InputColumns:
+        """Return the columns with frames in which integers beside nulls keep all digits."""
+        exact = copy(self)
+        exact._frames_are_exact = True  # noqa: SLF001
+        return exact
+
     def pandas_frame(self, sent: pa.RecordBatch) -> pd.DataFrame:
-        """Return sent rows in the user's columns, with the dtypes that PySpark's Arrow gives."""
+        """Return sent rows in the user's columns, with the dtypes that PySpark's Arrow gives.
+
+        Integers beside nulls are floats there, or ``Int64`` after :meth:`with_exact_frames`.
+        """
         nulls = self._masks.flags(sent)
         return pd.DataFrame(
             {
@@ -300,15 +317,12 @@ class InputColumns:
         )
 
     def pandas_keys(self, sent: pa.RecordBatch) -> pd.DataFrame:
-        """Return the keys of sent rows as columns, as :meth:`pandas_frame` has them.
-
-        Integers beside nulls that no float holds stay integers: a processor yields them again.
-        """
+        """Return the keys of sent rows as columns, as :meth:`pandas_frame` has them."""
         sent = self._with_canonical_keys(sent)
         nulls = self._masks.flags(sent)
         return pd.DataFrame(
             {
-                name: self._pandas_key(index, sent, nulls)
+                name: self._pandas_column(index, sent, nulls)
                 for name, index in zip(self.key_names, self._key_indexes, strict=True)
             }
         )
@@ -339,16 +353,20 @@ class InputColumns:
         nulls = self._masks.flags(sent)
         return combined([self._codes(index, sent, nulls.get(index)) for index in self._key_indexes])
 
+    def text_not_held(self, sent_name: str, data: bytes) -> ValueNotHeldError:
+        """Return the error for a text that is no UTF-8 in a column as it is sent."""
+        return text_not_held(self._field(int(sent_name.removeprefix("c"))), data)
+
     def user_keys(self, sent_keys: Sequence[tuple[Any, ...]]) -> Sequence[tuple[Any, ...]]:
         """Return keys as the user's processor sees them."""
         if self._keys_as_sent:
             return sent_keys
         try:
             return list(map(self.user_key, sent_keys))
-        except _NOT_HELD:
+        except NOT_HELD:
             for index, values in zip(self._key_indexes, zip(*sent_keys, strict=True), strict=True):
                 if index not in self._json_keys:
-                    check_held(self.schema.fields[index], self._transports[index], values)
+                    check_held(self._field(index), self._transports[index], values)
             raise
 
     def user_key(self, sent_key: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -388,45 +406,37 @@ class InputColumns:
     def _arrow_column(
         self, index: int, sent: pa.RecordBatch, nulls: Mapping[int, Places]
     ) -> pa.Array | pa.ChunkedArray:
-        field, column = self.schema.fields[index], sent.column(f"c{index}")
+        field, column = self._field(index), sent.column(f"c{index}")
         transport = self._transports[index]
         try:
             return shown_column(field.dataType, column, nulls.get(index), transport)
-        except _NOT_HELD:
-            check_held(field, transport, values_of(column))
+        except NOT_HELD:
+            check_held(field, transport, column)
             raise
 
     def _pandas_column(
         self, index: int, sent: pa.RecordBatch, nulls: Mapping[int, Places]
     ) -> pd.Series[Any]:
-        field, column = self.schema.fields[index], sent.column(f"c{index}")
-        transport = self._transports[index]
+        field, column = self._field(index), sent.column(f"c{index}")
+        transport, null = self._transports[index], nulls.get(index)
+        make = partial(
+            pandas_column,
+            field.dataType,
+            transport=transport,
+            time_zone=self.time_zone,
+            exact=self._frames_are_exact,
+        )
+        if not self._frames_are_exact and loses_digits(column, null):
+            _warn_of_lost_digits(field.name)
         try:
-            return pandas_column(
-                field.dataType, column, nulls.get(index), transport, self.time_zone
-            )
-        except pd.errors.OutOfBoundsDatetime:
-            raise
-        except _NOT_HELD as exc:
-            check_held(field, transport, values_of(column))
-            raise InputRowsError(
-                f"input column {field.name!r}: {exc}; set spark.sql.session.timeZone to UTC, or "
-                "make timestamp_ntz of the keys"
+            return make(column, null)
+        except NOT_HELD as exc:
+            check_held(field, transport, column)
+            check_frame(field, make, column, null)
+            raise ValueNotHeldError(
+                f"column {field.name!r}: {exc}; set spark.sql.session.timeZone to UTC, or make "
+                "timestamp_ntz of the keys"
             ) from exc
-
-    def _pandas_key(
-        self, index: int, sent: pa.RecordBatch, nulls: Mapping[int, Places]
-    ) -> pd.Series[Any]:
-        column = self._pandas_column(index, sent, nulls)
-        null = nulls.get(index)
-        if null is None or not isinstance(self.schema.fields[index].dataType, T.LongType):
-            return column
-        numbers = numbers_of(sent.column(f"c{index}"))
-        if ((numbers <= _EXACT_IN_FLOAT) & (numbers >= -_EXACT_IN_FLOAT)).all():
-            return column
-        values = numbers.astype(object)
-        values[null] = None
-        return pd.Series(values, dtype=object)
 
     def _codes(self, index: int, sent: pa.RecordBatch, nulls: Places | None) -> Codes:
         column = sent.column(f"c{index}")
@@ -435,6 +445,12 @@ class InputColumns:
         if index in self._json_keys or pa.types.is_decimal(column.type):
             return codes_of_objects(self._canonical_keys(index, values_of(column)))
         return codes_of_texts(column)
+
+    def _field(self, index: int) -> T.StructField:
+        """Return a column under the name that the user sees."""
+        field = self.schema.fields[index]
+        shown = self.derived_keys.get(field.name)
+        return field if shown is None else T.StructField(shown, field.dataType)
 
     def _named(self, column: Column, index: int) -> Column:
         name = f"c{index}"
@@ -453,7 +469,12 @@ class InputColumns:
         """Return some of the sent columns as lists, with ``None`` for nulls; others are empty."""
         columns: list[list[Any]] = [[]] * len(self.schema.fields)
         for index in indexes:
-            columns[index] = values_of(sent.column(f"c{index}"))
+            column = sent.column(f"c{index}")
+            try:
+                columns[index] = values_of(column)
+            except NOT_HELD:
+                check_texts(self._field(index), column)
+                raise
         for index, flags in self._masks.flags(sent).items():
             if columns[index]:
                 for row in flags.nonzero()[0].tolist():
@@ -467,13 +488,17 @@ class InputColumns:
         transport = self._transports[index]
         try:
             return all_received(transport, values)
-        except _NOT_HELD:
-            check_held(self.schema.fields[index], transport, values)
+        except NOT_HELD:
+            check_held(self._field(index), transport, values)
             raise
 
     def _canonical_keys(self, index: int, sent: list[Any]) -> list[Any]:
         if index in self._json_keys:
-            return list(map(self._json_keys[index].canonical, sent))
+            try:
+                return list(map(self._json_keys[index].canonical, sent))
+            except NOT_HELD:
+                check_held(self._field(index), self._transports[index], sent)
+                raise
         canonical = canonical_of(self.schema.fields[index].dataType)
         if canonical is None:
             return sent
@@ -486,6 +511,18 @@ class InputColumns:
             data_type, json_key = self.schema.fields[index].dataType, self._json_keys.get(index)
             columns[f"c{index}"] = canonical_sent(columns[f"c{index}"], data_type, json_key)
         return pa.RecordBatch.from_arrays(list(columns.values()), schema=sent.schema)
+
+
+@cache
+def _warn_of_lost_digits(column: str) -> None:
+    """Warn of a column, once in each process."""
+    logger.warning(
+        "input column %r has nulls and integers beyond 2**53: in this processor's frames they are "
+        "floats, which do not have all digits, as in PySpark. A BatchProcessor, an ArrowProcessor "
+        "and a processor of rows get them exact, and so does this one if the column is cast to "
+        "string or decimal(20,0) before key_by",
+        column,
+    )
 
 
 def _quoted(name: str) -> Column:

@@ -9,6 +9,8 @@ from typing import Any, Protocol
 import pyarrow as pa
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, TimerValues
 
+from pyspark_ckpt.operator.rows.keyed import KeyColumns
+
 
 class RowForm(Enum):
     """What the rows of a call are to the processor."""
@@ -56,6 +58,10 @@ class InputMode(Protocol):
 
     def part(self, batches: list[Any]) -> Part:
         """Return a part of an epoch's rows by their keys."""
+
+    @property
+    def columns(self) -> KeyColumns[Any]:
+        """The columns of the rows as they are sent."""
 
     def new_output(self) -> Output:
         """Return an empty buffer for the epoch's output."""

@@ -21,6 +21,7 @@ from pyspark_ckpt.operator.values.json import JsonForm, json_writer
 from pyspark_ckpt.operator.values.json_in_spark import from_travelling, travelling_type
 from pyspark_ckpt.operator.values.leaves import TEXTS, microseconds_of
 from pyspark_ckpt.operator.values.sent_columns import in_arrow
+from pyspark_ckpt.operator.values.time_zones import python_zone
 from pyspark_ckpt.operator.values.wire_form import check_names, wire_type
 
 CHUNK_ROWS = 16_384
@@ -82,7 +83,7 @@ class OutputRows:
     ) -> None:
         self.schema = schema
         self.coerces_integers = coerces_integers
-        self.time_zone = time_zone
+        self.time_zone = None if time_zone is None else python_zone(time_zone)
         self._uid = uid
         self._known_kinds: set[tuple[str, ...]] = set()
         for field in schema.fields:

@@ -12,7 +12,7 @@ from pyspark.sql import types as T
 
 from pyspark_ckpt.operator.rows.input import KEY_GROUP, InputColumns
 from pyspark_ckpt.operator.time import NEVER_LATE
-from pyspark_ckpt.operator.values.sent_columns import with_nulls
+from pyspark_ckpt.operator.values.sent_columns import is_text, with_nulls
 from pyspark_ckpt.operator.values.transport import MASK, sent_type
 
 _KEPT_TYPES = (
@@ -59,7 +59,7 @@ class ParkedRows:
         columns = []
         for index in range(len(self.schema.fields)):
             column = with_nulls(sent.column(f"c{index}"), nulls.get(index))
-            values = column.to_pylist()
+            values = _texts(column) if is_text(column.type) else column.to_pylist()
             if pa.types.is_struct(column.type):
                 values = [
                     None if value is None else msgspec.msgpack.encode(value) for value in values
@@ -89,7 +89,34 @@ class ParkedRows:
         if index in columns.null_masks.nullable:
             filler = NEVER_LATE if index == columns.event_time_index else columns.filler(index)
             values = [filler if value is None else value for value in values]
+        if pa.types.is_string(data_type):
+            values = [None if value is None else _bytes_of(value) for value in values]
+            return pa.array(values, pa.binary()).view(data_type)
         return pa.array(values, data_type)
+
+
+_BYTES = "\0bytes "
+"""Begins the text that is kept in place of one that is no UTF-8; its bytes follow in hex."""
+
+
+def _texts(column: pa.Array) -> list[str | None]:
+    """Return texts as a state can hold them: those that are no UTF-8 as the hex of their bytes."""
+    binary = pa.large_binary() if pa.types.is_large_string(column.type) else pa.binary()
+    return [None if data is None else _text_of(data) for data in column.view(binary).to_pylist()]
+
+
+def _text_of(data: bytes) -> str:
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        return _BYTES + data.hex()
+    return _BYTES + data.hex() if text.startswith(_BYTES) else text
+
+
+def _bytes_of(text: str) -> bytes:
+    if text.startswith(_BYTES):
+        return bytes.fromhex(text.removeprefix(_BYTES))
+    return text.encode()
 
 
 def _kept(field: T.StructField) -> T.StructField:

@@ -49,6 +49,10 @@ class SideRows:
         """The name of the column that marks the side's rows."""
         return f"__ckpt_is_{self.name}"
 
+    def own_name(self, name: str) -> str:
+        """Return the name that a column of the union has among the side's own columns."""
+        return name.removeprefix(self._prefix)
+
     def union(self, keyed: DataFrame, side: DataFrame) -> DataFrame:
         """Return both as one DataFrame. Driver only.
 
@@ -82,7 +86,7 @@ class SideRows:
 
     def _own_columns(self, sent: pa.RecordBatch) -> pa.RecordBatch:
         own = [name for name in sent.schema.names if name.startswith(self._prefix)]
-        names = [KEY_GROUP, *[name.removeprefix(self._prefix) for name in own]]
+        names = [KEY_GROUP, *map(self.own_name, own)]
         return renamed(sent.select([KEY_GROUP, *own]), names)
 
 

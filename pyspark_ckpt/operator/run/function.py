@@ -41,6 +41,7 @@ from pyspark_ckpt.operator.table.table import StateTable
 from pyspark_ckpt.operator.table.undo import UndoableWrites
 from pyspark_ckpt.operator.table.writes import EpochWrites
 from pyspark_ckpt.operator.time import EpochClock
+from pyspark_ckpt.operator.values.transport import ValueNotHeldError
 
 _INPUT_SHARE = 2
 WRITES_SHARE = 4
@@ -209,6 +210,15 @@ class OperatorFunction:
             As in :meth:`read_stream`.
         """
         return self._parts(subtask, memory_limit_bytes, scratch).split(batches)
+
+    def text_not_held(self, sent_name: str, data: bytes) -> ValueNotHeldError:
+        """Return the error for a text that is no UTF-8 in a column of the input as it is sent."""
+        columns = self.columns
+        for side in (self.broadcast, self.initial):
+            own_name = sent_name if side is None else side.side.own_name(sent_name)
+            if side is not None and own_name != sent_name:
+                columns, sent_name = side.columns, own_name
+        return columns.text_not_held(sent_name, data)
 
     def _read(
         self,

@@ -32,6 +32,7 @@ from pyspark_ckpt.operator.rows.mode import InputMode, Part
 from pyspark_ckpt.operator.rows.output import CHUNK_ROWS
 from pyspark_ckpt.operator.rows.sent_rows import SentRows
 from pyspark_ckpt.operator.rows.sides import EpochInput
+from pyspark_ckpt.operator.rows.unheld import divided
 from pyspark_ckpt.operator.run.epoch_output import EpochOutput
 from pyspark_ckpt.operator.run.garbage import rows_are_made, rows_are_used
 from pyspark_ckpt.operator.run.laps import Laps, Phase
@@ -239,7 +240,10 @@ class EpochProcessing:
         self._step = _READING
         with rows_are_made():
             self.rows += sum(map(len, batches))
-            part = self._mode.part(batches)
+            made = self._part_of(batches)
+            if made is None:
+                return
+            part = made
             self.keys += len(part.stored)
             batches.clear()  # the part has them now
             self.part_under_way = part
@@ -252,6 +256,27 @@ class EpochProcessing:
                 yield from self._process_keys(part)
         self.part_under_way = None
         self.laps.begin(Phase.READ)
+
+    def _part_of(self, batches: SentRows) -> Part | None:
+        """Return a part of an epoch's rows; a quarantine takes keys that cannot be shown.
+
+        ``None`` if it takes all keys.
+        """
+        try:
+            return self._mode.part(batches)
+        except ValueNotHeldError:
+            if self.quarantine is None:
+                raise
+            unheld, rest = divided(self._mode, batches)
+            if not unheld:
+                raise
+        for key in unheld:
+            self._table.begin_part([key.stored])
+            self._table.enter(0)
+            self.quarantine.keep_unheld(_READING, key.error, key.sent)
+        self._table.current.leave()
+        self.keys += len(unheld)
+        return self._mode.part(rest) if rest else None
 
     def _process_batch(self, part: Part) -> Iterator[pa.RecordBatch]:
         self._step = self._mode.method
@@ -435,7 +460,7 @@ class EpochProcessing:
                 raise InputRowsError(
                     f"{self._where}: the library could not read the epoch's rows "
                     f"({type(exc).__name__}: {exc}), the processor had no part in it; "
-                    f"{_advice(exc)}"
+                    f"{_advice()}"
                 ) from exc
             raise ProcessorError(
                 f"{self._where}, {_place(self._step, self._key)}: "
@@ -458,12 +483,7 @@ class EpochProcessing:
         return f"; by {_place(step, key)}{lines}"
 
 
-def _advice(error: Exception) -> str:
-    if isinstance(error, pd.errors.OutOfBoundsDatetime):
-        return (
-            "pandas has times from 1677 to 2262 only: use a processor of rows or Arrow tables, or "
-            "leave out such rows"
-        )
+def _advice() -> str:
     return (
         f"check that PySpark {pyspark.__version__} supports pandas {pd.__version__} and PyArrow "
         f"{pa.__version__}"

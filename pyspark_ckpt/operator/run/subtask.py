@@ -25,7 +25,12 @@ from pyspark import TaskContext
 from pyspark.sql.streaming.state import GroupState
 
 from pyspark_ckpt.clock import now_ms
-from pyspark_ckpt.errors import ConfigurationError, IncompatibleStateError, PlanError
+from pyspark_ckpt.errors import (
+    ConfigurationError,
+    IncompatibleStateError,
+    InputRowsError,
+    PlanError,
+)
 from pyspark_ckpt.formats.handle import (
     EpochMetrics,
     EpochPhases,
@@ -57,8 +62,8 @@ from pyspark_ckpt.operator.durable.local_copy import (
 from pyspark_ckpt.operator.durable.materialization import EpochStart, materializer
 from pyspark_ckpt.operator.durable.unused_copies import remove_unused
 from pyspark_ckpt.operator.handover.arrow_stream import replies
-from pyspark_ckpt.operator.handover.pandas_frames import batches_of, frames_of
-from pyspark_ckpt.operator.handover.worker import take_over
+from pyspark_ckpt.operator.handover.pandas_frames import bad_text_of, batches_of, frames_of
+from pyspark_ckpt.operator.handover.worker import explain_errors, take_over
 from pyspark_ckpt.operator.quarantine.released import ReleasesOfEpoch
 from pyspark_ckpt.operator.rows.input import TOKEN
 from pyspark_ckpt.operator.rows.key_groups import subtask_tokens
@@ -162,6 +167,8 @@ class SubtaskFunction:
         self._gets_arrow = self._may_get_arrow() and take_over(
             lambda batches: replies(batches, self._group, self._output_schema)
         )
+        if not self._gets_arrow:
+            explain_errors(self._explained)
 
     def _may_get_arrow(self) -> bool:
         """Return whether this is a task whose query does not ask for pandas."""
@@ -180,6 +187,15 @@ class SubtaskFunction:
         warnings.filterwarnings("ignore", "The behavior of DataFrame concat", FutureWarning)
         batches = batches_of(frames, self._sent_schema)
         yield from frames_of(self.process(int(token[0]), batches, state))
+
+    def _explained(self, error: Exception) -> Exception | None:
+        """Return the error that names a text of which PySpark could make no frame."""
+        is_it = isinstance(error, pa.ArrowException | UnicodeError)
+        bad = bad_text_of(error) if is_it else None
+        if bad is None:
+            return None
+        where = f"operator {self._descriptor.uid!r}"
+        return InputRowsError(f"{where}: {self._function.text_not_held(*bad)}")
 
     @marks_errors
     def _group(

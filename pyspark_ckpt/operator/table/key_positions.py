@@ -113,8 +113,14 @@ def _is_a_key(row: pd.Series[Any], shown: pd.DataFrame) -> bool:
         if not pd.api.types.is_scalar(value):  # a nested key
             return False
         column = shown[name]
-        is_it = is_it & np.asarray(column.isna() if pd.isna(value) else column == value, np.bool_)
+        is_it = is_it & np.asarray(_equals(column, value), np.bool_)
     return bool(is_it.any())
+
+
+def _equals(column: pd.Series[Any], value: Any) -> Any:
+    if pd.isna(value):
+        return column.isna()
+    return (column == value).fillna(False)  # noqa: FBT003  # a null of a nullable type
 
 
 def _tuples(frame: pd.DataFrame) -> list[tuple[Any, ...]]:

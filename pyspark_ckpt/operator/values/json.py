@@ -17,11 +17,10 @@ from operator import attrgetter
 from typing import Any
 
 import msgspec
-from pyarrow.lib import string_to_tzinfo
 from pyspark.sql import types as T
 
 from pyspark_ckpt.operator.values.codec import TupleCodec, holds
-from pyspark_ckpt.operator.values.json_in_spark import JSON, VARIANTS
+from pyspark_ckpt.operator.values.json_in_spark import JSON, VARIANTS, check_marked
 from pyspark_ckpt.operator.values.leaves import (
     PLAIN_TYPES,
     TIME_OF_DAY,
@@ -32,6 +31,7 @@ from pyspark_ckpt.operator.values.leaves import (
     unwrapped,
     variant_parts,
 )
+from pyspark_ckpt.operator.values.time_zones import zone_of
 from pyspark_ckpt.operator.values.wire_form import (
     Converter,
     WireForm,
@@ -279,10 +279,14 @@ def json_writer(data_type: T.DataType, *, of_plain: bool = False) -> Converter:
 def _compiled_reader(data_type: T.DataType, time_zone: str) -> Converter:
     form = JsonForm()
     decode = msgspec.json.Decoder(_column_type(form, data_type)).decode
-    convert = reader_of(form, data_type, row_style(string_to_tzinfo(time_zone)))
+    convert = reader_of(form, data_type, row_style(zone_of(time_zone)))
 
     def read(text: str) -> Any:
-        value = decode(text).c0
+        try:
+            value = decode(text).c0
+        except msgspec.DecodeError:
+            check_marked(text)
+            raise
         return value if value is None or convert is None else convert(value)
 
     if not holds(data_type, T.VariantType):
@@ -320,7 +324,7 @@ def _compiled_writer(data_type: T.DataType, *, of_plain: bool) -> Converter:
 
 @cache
 def _key_codec(field: T.StructField, time_zone: str) -> TupleCodec:
-    style = row_style(string_to_tzinfo(time_zone))
+    style = row_style(zone_of(time_zone))
     what = f"key column {field.name!r}"
     return TupleCodec(T.StructType([field]), what, is_key=True, style=style)
 

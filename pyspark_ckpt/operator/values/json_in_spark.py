@@ -21,6 +21,10 @@ JSON, VARIANTS = "json", "variants"
 
 _ANY_SIZE = str(2**31 - 1)
 _VARIANTS = T.ArrayType(T.VariantType())
+_BINARIES = T.ArrayType(T.BinaryType())
+_REPLACED = "\ufffd"
+_MARK = "!"
+"""Begins a text that travels in place of JSON."""
 _MICROSECOND_SECONDS = T.DecimalType(19, 6)
 _SECONDS = T.DayTimeIntervalType(T.DayTimeIntervalType.SECOND)
 _MONTHS = T.YearMonthIntervalType(T.YearMonthIntervalType.MONTH)
@@ -40,9 +44,59 @@ def to_travelling(data_type: T.DataType, column: Column) -> Column:
     in_units = column.cast(_mapped(data_type, _interval_unit))
     safe = _rebuilt(in_units.cast(_mapped(data_type, _safe_leaf)), data_type, _sent_leaf)
     text = F.to_json(F.struct(safe.alias("c0")), {"ignoreNullFields": "false"})
+    if holds(data_type, TEXTS):
+        text = _marked(text, column, data_type)
     if not holds(data_type, T.VariantType):
         return text
     return F.struct(text.alias(JSON), _variants(column, data_type).alias(VARIANTS))
+
+
+def check_marked(text: str) -> None:
+    """Raise the error of a text that travels in place of a value with a text that is no UTF-8.
+
+    Raises
+    ------
+    UnicodeDecodeError
+        If it does; with the bytes of the text that is no UTF-8.
+    """
+    if text.startswith(_MARK):
+        bytes.fromhex(text.removeprefix(_MARK)).decode()
+
+
+def _marked(text: Column, column: Column, data_type: T.DataType) -> Column:
+    """Return the JSON of a column, or a mark if a text in it is no UTF-8.
+
+    ``to_json`` puts U+FFFD in place of such bytes. So texts are looked at only where one is found.
+    """
+    by_position = column.cast(_mapped(data_type, _text_leaf))
+    first = F.get(_bad_texts(by_position, data_type), F.lit(0))
+    found = F.when(text.contains(_REPLACED), F.hex(first))
+    return F.coalesce(F.concat(F.lit(_MARK), found), text)
+
+
+def _bad_texts(column: Column, data_type: T.DataType) -> Column:
+    """Return the bytes of a value's texts that are no UTF-8, as an array."""
+    nothing = F.array().cast(_BINARIES)
+    if isinstance(data_type, TEXTS):
+        bad = F.array(column.cast("binary"))
+        return F.when(~F.is_valid_utf8(column), bad).otherwise(nothing)
+    if not holds(data_type, TEXTS):
+        return nothing
+    if isinstance(data_type, T.ArrayType):
+        inside = F.transform(column, lambda item: _bad_texts(item, data_type.elementType))
+        return F.coalesce(F.flatten(inside), nothing)
+    if isinstance(data_type, T.MapType):
+        keys = _bad_texts(F.map_keys(column), T.ArrayType(data_type.keyType))
+        values = _bad_texts(F.map_values(column), T.ArrayType(data_type.valueType))
+        return F.concat(keys, values)
+    assert isinstance(data_type, T.StructType)
+    return F.concat(
+        *[
+            _bad_texts(column[f"c{index}"], field.dataType)
+            for index, field in enumerate(data_type.fields)
+            if holds(field.dataType, TEXTS)
+        ]
+    )
 
 
 def from_travelling(data_type: T.DataType, column: Column) -> Column:

@@ -17,10 +17,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import types as T
 
+from pyspark_ckpt.errors import StateValueError
+from pyspark_ckpt.operator.user_frames import shown
 from pyspark_ckpt.operator.values.arrow_values import plain_values
-from pyspark_ckpt.operator.values.codec import TupleCodec
+from pyspark_ckpt.operator.values.codec import TupleCodec, holds
 from pyspark_ckpt.operator.values.leaves import TEXTS
 from pyspark_ckpt.operator.values.message_pack import canonical_floats
+from pyspark_ckpt.operator.values.sent_columns import first_bad_text
 from pyspark_ckpt.operator.values.transport import travels_as_json
 
 Bytes = np.ndarray[Any, Any]
@@ -59,14 +62,18 @@ def encoded_tuples(
         What the tuples are.
     *heads
         Binary arrays without nulls, whose bytes come first.
+
+    Raises
+    ------
+    StateValueError
+        If a text is no UTF-8: it could not be read again.
     """
     rows = len(heads[0]) if heads else len(columns[0])
     head = repeated(tuple_head(len(schema.fields)), rows)
-    parts = [
-        part
-        for column, field in zip(columns, schema.fields, strict=True)
-        for part in _encoded_column(column, field, form)
-    ]
+    parts: list[pa.Array] = []
+    for column, field in zip(columns, schema.fields, strict=True):
+        _check_texts(column, field)
+        parts += _encoded_column(column, field, form)
     return joined(*heads, head, *parts)
 
 
@@ -124,6 +131,15 @@ def _encoded_column(column: pa.Array, field: T.StructField, form: Form) -> list[
     if is_text_of_key:
         return _texts(pa.array(map(_local_time_text, column.to_pylist()), pa.string()))
     return [_by_codec(column, field, form)]
+
+
+def _check_texts(column: pa.Array, field: T.StructField) -> None:
+    bad = first_bad_text(column) if holds(field.dataType, TEXTS) else None
+    if bad is not None:
+        raise StateValueError(
+            f"column {field.name!r} is {field.dataType.simpleString()} and has the text "
+            f"{shown(bad)}, which is no UTF-8: decode it, or have the column as binary"
+        )
 
 
 def _flags(column: pa.Array) -> Bytes | None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import datetime
 import math
+from bisect import bisect_left
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,8 +17,14 @@ import pandas as pd
 import pyarrow as pa
 from pyspark.sql import types as T
 
+from pyspark_ckpt.operator.user_frames import shown
 from pyspark_ckpt.operator.values.sent_columns import values_of
-from pyspark_ckpt.operator.values.transport import Transport, all_received
+from pyspark_ckpt.operator.values.transport import (
+    Transport,
+    ValueNotHeldError,
+    all_received,
+    in_words,
+)
 from pyspark_ckpt.operator.values.wire_form import Converter, dict_of_times
 
 Flags = np.ndarray[Any, Any]
@@ -25,6 +33,7 @@ _TIMES = (T.TimestampType, T.TimestampNTZType)
 _AS_THEY_ARE = (T.StringType, T.CharType, T.VarcharType, T.BinaryType, T.BooleanType)
 """Types whose values need no conversion where they are not null."""
 _FRACTIONS = (float, np.floating)
+_EXACT_IN_FLOAT = 1 << 53
 _TIMES_OF_NUMPY = (np.datetime64, np.timedelta64)
 
 
@@ -34,10 +43,13 @@ def pandas_column(
     nulls: Flags | None,
     transport: Transport,
     time_zone: str,
+    *,
+    exact: bool = False,
 ) -> pd.Series[Any]:
     """Return a sent column as the user's frame shows it.
 
-    * Numbers have 64 bits. Integers with nulls are floats with NaN, booleans with nulls objects.
+    * Numbers have 64 bits. Integers with nulls are floats with NaN, or ``Int64`` if `exact`.
+      Booleans with nulls are objects.
     * Times are naive ``datetime64[ns]`` in the session's time zone, and in nested values naive
       ``Timestamp``, whose ``fold`` says which of two equal ones they are.
     * Arrays are NumPy arrays, and maps are dicts.
@@ -54,6 +66,8 @@ def pandas_column(
         How the column travels.
     time_zone
         The session's time zone.
+    exact
+        Whether integers with nulls keep all digits, which a float of PySpark's frames has not.
 
     Raises
     ------
@@ -77,9 +91,63 @@ def pandas_column(
         return pd.Series(
             values_or_numbers.astype(float if values_or_numbers.dtype.kind == "f" else np.int64)
         )
+    if exact and values_or_numbers.dtype.kind != "f":
+        array: Any = pd.arrays.IntegerArray
+        return pd.Series(array(values_or_numbers.astype(np.int64), nulls.copy()))
     numbers = values_or_numbers.astype(float)
     numbers[nulls] = np.nan
     return pd.Series(numbers)
+
+
+def loses_digits(sent: pa.Array, nulls: Flags | None) -> bool:
+    """Return whether floats, as which integers with nulls are shown, lose digits of a column."""
+    if nulls is None or not pa.types.is_integer(sent.type):
+        return False
+    numbers = sent.to_numpy(zero_copy_only=False)
+    return bool(((numbers > _EXACT_IN_FLOAT) | (numbers < -_EXACT_IN_FLOAT)).any())
+
+
+def check_frame(
+    field: T.StructField,
+    make: Callable[[pa.Array, Flags | None], object],
+    column: pa.Array,
+    nulls: Flags | None,
+) -> None:
+    """Name the first value of a sent column that pandas does not have, if there is one.
+
+    Parameters
+    ----------
+    field
+        The column in the user's stream.
+    make
+        :func:`pandas_column` of the sent column and its nulls.
+    column, nulls
+        The column as it was sent, and which rows are null.
+
+    Raises
+    ------
+    ValueNotHeldError
+        If there is one; the message names it and what to do.
+    """
+
+    def fits(stop: int) -> bool:
+        try:
+            make(column.slice(0, stop), None if nulls is None else nulls[:stop])
+        except pd.errors.OutOfBoundsDatetime:
+            return False
+        except ValueError:  # another value of the column is wrong in another way
+            return True
+        return True
+
+    if fits(len(column)):
+        return
+    place = bisect_left(range(1, len(column) + 1), True, key=lambda stop: not fits(stop))  # noqa: FBT003
+    value = in_words(field.dataType, column[place].as_py())
+    raise ValueNotHeldError(
+        f"column {field.name!r} is {field.dataType.simpleString()} and has {shown(value)}: pandas "
+        "has times from 1677 to 2262 only: use a processor of rows or Arrow tables, or leave out "
+        "such rows"
+    )
 
 
 def _in_pandas(data_type: T.DataType, value: Any) -> Any:
@@ -141,17 +209,6 @@ def _times(
     else:
         series = pd.Series(all_received(transport, values_of(sent)), dtype="datetime64[ns]")
     return series if nulls is None else series.mask(nulls)
-
-
-def holds_instants(data_type: T.DataType) -> bool:
-    """Return whether a type is that of instants, or holds them inside."""
-    if isinstance(data_type, T.ArrayType):
-        return holds_instants(data_type.elementType)
-    if isinstance(data_type, T.MapType):
-        return holds_instants(data_type.keyType) or holds_instants(data_type.valueType)
-    if isinstance(data_type, T.StructType):
-        return any(holds_instants(field.dataType) for field in data_type.fields)
-    return isinstance(data_type, T.TimestampType)
 
 
 def yielded_values(data_type: T.DataType, zone: datetime.tzinfo | None) -> Converter:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,48 @@ def values_of(column: pa.Array) -> list[Any]:
     if column.null_count and pa.types.is_primitive(column.type):
         return list(column.to_pylist())  # NumPy would make floats of integers
     return list(column.to_numpy(zero_copy_only=False).tolist())
+
+
+def is_text(data_type: pa.DataType) -> bool:
+    """Return whether an Arrow type is that of texts."""
+    return bool(pa.types.is_string(data_type) or pa.types.is_large_string(data_type))
+
+
+def first_bad_text(column: pa.Array | pa.ChunkedArray) -> bytes | None:
+    """Return the first text of a column that is no UTF-8, ``None`` if there is none.
+
+    The column may have any type; texts inside its values are looked at too.
+    """
+    if isinstance(column, pa.ChunkedArray):
+        return next((bad for bad in map(first_bad_text, column.chunks) if bad is not None), None)
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid:
+        return next(_bad_texts(column), None)
+    return None
+
+
+def _bad_texts(column: pa.Array) -> Iterator[bytes]:
+    kind = column.type
+    if is_text(kind):
+        binary = pa.large_binary() if pa.types.is_large_string(kind) else pa.binary()
+        yield from filter(_is_no_text, filter(None, column.view(binary).to_pylist()))
+    elif pa.types.is_map(kind):
+        yield from _bad_texts(column.keys)
+        yield from _bad_texts(column.items)
+    elif pa.types.is_struct(kind):
+        for field in column.flatten():
+            yield from _bad_texts(field)
+    elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        yield from _bad_texts(column.flatten())
+
+
+def _is_no_text(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return True
+    return False
 
 
 def _in_python(value: dict[str, Any] | None) -> dict[str, Any] | None:

@@ -124,14 +124,20 @@ class ValueColumns:
         known = [column for column in columns if column is not None]
         if not known or len(known) < len(columns):
             return None
-        if (found := null_where_none_may_be(known, self._schema)) is not None:
+        try:
+            tuples = self._tuples(known, repeated(prefix, length))
+        except StateValueError as exc:
+            raise StateValueError(f"{self.what}: {exc}") from exc
+        return list(tuples.to_numpy(zero_copy_only=False).tolist())
+
+    def _tuples(self, columns: list[pa.Array], head: pa.Array) -> pa.BinaryArray:
+        if (found := null_where_none_may_be(columns, self._schema)) is not None:
             name, row = found
             raise StateValueError(
-                f"{self.what}: row {row} has a null in column {name!r} where its schema "
-                "declares not null; give a value"
+                f"row {row} has a null in column {name!r} where its schema declares not null; give "
+                "a value"
             )
-        tuples = encoded_tuples(known, self._schema, Form.VALUE, repeated(prefix, length))
-        return list(tuples.to_numpy(zero_copy_only=False).tolist())
+        return encoded_tuples(columns, self._schema, Form.VALUE, head)
 
     def rows(self, frame: pd.DataFrame, length: int) -> Iterator[tuple[Any, ...]]:
         """Return columns as tuples; every kind of null that pandas has becomes ``None``.

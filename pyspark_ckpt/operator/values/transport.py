@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from pyarrow.lib import string_to_tzinfo
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
@@ -22,6 +21,8 @@ from pyspark_ckpt.errors import NotBuiltYetError
 from pyspark_ckpt.operator.user_frames import shown
 from pyspark_ckpt.operator.values.json import JsonForm, JsonReader
 from pyspark_ckpt.operator.values.json_in_spark import to_travelling, travelling_type
+from pyspark_ckpt.operator.values.sent_columns import first_bad_text, is_text, values_of
+from pyspark_ckpt.operator.values.time_zones import zone_of
 from pyspark_ckpt.operator.values.wire_form import aware_timestamp, aware_timestamps, wire_type
 
 MASK = "__ckpt_nulls_"
@@ -32,6 +33,10 @@ _BITS = 62
 
 class ValueNotHeldError(ValueError):
     """A column has a value of Spark that Python does not have."""
+
+
+NOT_HELD = (ValueError, OverflowError, OSError, pa.ArrowException)
+"""What Python and Arrow raise for times that Python does not have, and texts that are no UTF-8."""
 
 
 class NullMasks:
@@ -154,7 +159,7 @@ def transport_of(field: T.StructField, time_zone: str) -> Transport:
     if transport is None:
         return _json_transport(field, time_zone)
     if isinstance(field.dataType, T.TimestampType):
-        zone = string_to_tzinfo(time_zone)
+        zone = zone_of(time_zone)
         return replace(
             transport,
             receive=partial(aware_timestamp, zone),
@@ -203,30 +208,87 @@ def all_received(transport: Transport, values: list[Any]) -> list[Any]:
     return [None if value is None else receive(value) for value in values]
 
 
-def check_held(field: T.StructField, transport: Transport, values: Sequence[Any]) -> None:
+def check_held(
+    field: T.StructField, transport: Transport, column: pa.Array | Sequence[Any]
+) -> None:
     """Name the first value of a sent column that Python does not have, if there is one.
+
+    Parameters
+    ----------
+    field
+        The column in the user's stream.
+    transport
+        How it travels.
+    column
+        The column as it was sent, or its values.
 
     Raises
     ------
     ValueNotHeldError
         If there is one; the message names it and what to do.
     """
+    if isinstance(column, pa.Array):
+        check_texts(field, column)
+        column = values_of(column)
     value = None
     try:
-        for value in values:  # the error names the last one
+        for value in column:  # the error names the last one
             received(transport, value)
+    except UnicodeDecodeError as exc:
+        raise text_not_held(field, exc.object) from exc
     except (ValueError, OverflowError, OSError) as exc:
         remedy = "cast it to text before key_by"
         if isinstance(field.dataType, T.DateType | T.TimestampType):
             remedy = f"use an ArrowProcessor, which has all of Spark's times, {remedy}"
         raise ValueNotHeldError(
             f"column {field.name!r} is {field.dataType.simpleString()} and has "
-            f"{shown(_in_words(field.dataType, value))}, which Python does not have ({exc}): "
+            f"{shown(in_words(field.dataType, value))}, which Python does not have ({exc}): "
             f"{remedy}, or leave out such rows"
         ) from exc
 
 
-def _in_words(data_type: T.DataType, sent: Any) -> str:
+def check_texts(field: T.StructField, column: pa.Array | pa.ChunkedArray) -> None:
+    """Name the first text of a column that is no UTF-8, if there is one.
+
+    Spark makes such texts when it casts binaries or reads files of another encoding.
+
+    Parameters
+    ----------
+    field
+        The column in the user's stream.
+    column
+        The column in Arrow, of any type.
+
+    Raises
+    ------
+    ValueNotHeldError
+        If there is one; the message names it and what to do.
+    """
+    if is_text(column.type) and (found := first_bad_text(column)) is not None:
+        raise text_not_held(field, found)
+
+
+def text_not_held(field: T.StructField, data: bytes) -> ValueNotHeldError:
+    """Return the error for a text of a column that is no UTF-8."""
+    return ValueNotHeldError(
+        f"column {field.name!r} is {field.dataType.simpleString()} and has the text "
+        f"{shown(data)}, which is no UTF-8: {_remedy_of_text(field)}, or leave out such rows"
+    )
+
+
+def _remedy_of_text(field: T.StructField) -> str:
+    if isinstance(field.dataType, T.StringType):
+        name = field.name
+        return (
+            f"before key_by, read it in its encoding, such as decode(cast({name} as binary), "
+            f"'ISO-8859-1'), replace what is wrong with make_valid_utf8({name}), or cast it to "
+            "binary"
+        )
+    return "before key_by, replace what is wrong in its texts with make_valid_utf8"
+
+
+def in_words(data_type: T.DataType, sent: Any) -> str:
+    """Return a sent value as errors show it."""
     if isinstance(data_type, T.DateType):
         return str(np.datetime64(sent, "D"))
     if isinstance(data_type, T.TimestampType):

@@ -19,7 +19,7 @@ from pyspark_ckpt.operator.capture.recording import EpochRecorder
 from pyspark_ckpt.operator.capture.touched import key_of, stored_entries, times_of
 from pyspark_ckpt.operator.descriptor import OnError, OperatorDescriptor
 from pyspark_ckpt.operator.modes.arrow import ArrowProcessor
-from pyspark_ckpt.operator.modes.batches import BatchProcessor
+from pyspark_ckpt.operator.modes.batches import BatchInput, BatchProcessor
 from pyspark_ckpt.operator.plan.declared import copy_as_sent, no_instance
 from pyspark_ckpt.operator.quarantine.releases import EVERY_KEY, ReleasedKeys
 from pyspark_ckpt.operator.rows.key_groups import key_groups_of
@@ -272,7 +272,10 @@ def _function(
     )
     broadcast = None
     if program.broadcast is not None:
-        broadcast = BroadcastRows(columns_of(program.broadcast), mode.form)
+        side = columns_of(program.broadcast)
+        if isinstance(mode, BatchInput):
+            side = side.with_exact_frames()
+        broadcast = BroadcastRows(side, mode.form)
     function = OperatorFunction(
         copy_as_sent(processor, epoch.uid),
         descriptor,

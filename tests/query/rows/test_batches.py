@@ -9,10 +9,10 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 import pytest
-from pyspark.sql import Row
+from pyspark.sql import Row, SparkSession
 from pyspark.sql.streaming import StatefulProcessor
 
-from pyspark_ckpt import BatchProcessor, StateValueError
+from pyspark_ckpt import BatchProcessor, StateValueError, key_by
 from tests.query.harness import BACKEND, OFTEN, Feed, Job
 from tests.query.model import in_order
 from tests.query.session_conf import session_conf
@@ -172,3 +172,55 @@ def test_timers(job: Job, tmp_path: Path) -> None:
     emitted += [(k, "set", 30_000) for k in keys[:3]]
     emitted += [(keys[i], "fired", 1000 * (10 + i)) for i in range(3, 6)]
     assert job.result() == in_order(emitted)
+
+
+EXACT = [2**53 + 1, -(2**63), 2**63 - 1]
+VALUES = "n long, i int, ns array<long>, s struct<n: long>, m map<long, long>, b boolean"
+
+
+class Exact(BatchProcessor):
+    """Yield rows and keys back, through states."""
+
+    def init(self, handle: Any) -> None:
+        self.last = handle.getValueState("last", VALUES)
+        self.rules = handle.getBroadcastState("rules", "n long", "n long")
+
+    def handleBroadcastRows(self, rows: Any, timerValues: Any) -> None:
+        for frame in rows:
+            for n in frame["n"].dropna():
+                self.rules.updateValue((int(n),), (int(n),))
+
+    def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
+        (first,) = initialState["first"]
+        assert (None if first is pd.NA else int(first)) == key[0]
+
+    def handleInputBatch(
+        self, keys: pd.DataFrame, rows: pd.DataFrame, timerValues: Any
+    ) -> Iterator[pd.DataFrame]:
+        assert str(keys["k"].dtype) == str(rows["n"].dtype) == str(rows["i"].dtype) == "Int64"
+        self.last.updateMany(keys, rows)
+        rules = [str(sorted(key for (key,), _ in self.rules.iterator()))] * len(keys)
+        yield self.last.getMany(keys).assign(k=keys["k"], rules=rules)
+
+    def close(self) -> None:
+        pass
+
+
+def test_integers_beside_nulls_keep_their_digits(spark: SparkSession) -> None:
+    """They do in rows, keys, states, and broadcast and initial rows, also inside other values."""
+    rows = [
+        Row(k=n, n=n, i=None if n is None else 7, ns=[n, None], s=Row(n=n), m={1: n}, b=n != 0)
+        for n in (*EXACT, None)
+    ]
+    df = spark.createDataFrame(rows, f"k long, {VALUES}")
+    with session_conf(spark, {"spark.sql.shuffle.partitions": "1"}):  # the null is among the rest
+        keyed = key_by(df, "k").connectBroadcast(df.select("n"))
+        out = keyed.transformWithStateInBatches(
+            Exact(),
+            f"k long, rules string, {VALUES}",
+            "Append",
+            "None",
+            initialState=df.selectExpr("k", "n as first").groupBy("k"),
+        ).collect()
+    rules = str(sorted(EXACT))
+    assert in_order(map(tuple, out)) == in_order((row[0], rules, *row[1:]) for row in rows)

@@ -332,6 +332,70 @@ class ShowsMended(Shows):
     is_mended = True
 
 
+class Cities(StatefulProcessor):
+    """Emit the city of each row, with the number of the key's rows so far."""
+
+    def init(self, handle: Any) -> None:
+        self.count = handle.getValueState("count", "n long")
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Any]:
+        for row in rows:
+            cities = row.city.tolist() if isinstance(row, pd.DataFrame) else [row.city]
+            n = (self.count.get() or (0,))[0] + len(cities)
+            self.count.update((n,))
+            out = (key[0], n, " ".join(cities))
+            is_frame = isinstance(row, pd.DataFrame)
+            yield pd.DataFrame([out], columns=["k", "n", "vs"]) if is_frame else Row(*out)
+
+    def close(self) -> None: ...
+
+
+NO_TEXT, NO_DATE, NESTED = -2, -3, -4
+
+
+def cities(job: Job) -> DataFrame:
+    """Return rows in which some values are none in Python: texts that are no UTF-8, and a date."""
+    bad = "cast(X'4FE9' as string)"
+    rows = job.stream().selectExpr(
+        "k",
+        f"if(v = {NO_TEXT}, {bad}, concat('c', v)) as city",
+        f"if(v = {NO_DATE}, date '+12345-06-07', date '2024-01-01') as day",
+        f"map(1, struct(if(v = {NESTED}, {bad}, 'ø\ufffd') as x)) as inside",
+    )
+    return job.process(ckpt.key_by(rows, "k"))
+
+
+@pytest.mark.parametrize(
+    "method",
+    ["transformWithState", pytest.param("transformWithStateInPandas", marks=pytest.mark.further)],
+)
+def test_a_value_that_python_does_not_have_parks_its_key(job: Job, method: str) -> None:
+    job = job.but(processor=Cities, output=OUTPUT, arguments=PARK, plan=cities, method=method)
+    first = [(f"k{number}", number) for number in range(9)]
+    bad = [("k1", NO_TEXT), ("k2", NO_DATE), ("k3", NESTED)]
+    job.feed.add(first, [*first, *bad], [("k1", 50), ("k4", 51)])
+    query = job.run()
+    seen = {key: [n for n, _ in rows] for key, rows in by_key(job).items()}
+    assert seen == {
+        f"k{n}": [1, 2, 3] if n == 4 else [1] if n in (1, 2, 3) else [1, 2] for n in range(9)
+    }
+    assert parked(query) == (3, 7)
+    with ckpt.open_state(newest_checkpoint(query)) as state:
+        keys = state.state("op", "__quarantine").to_arrow().read_all()
+        kept = state.state("op", "__quarantine_rows").to_arrow().read_all()
+    errors = {row["k"]: row["error"] for row in keys.select(["k", "error"]).to_pylist()}
+    assert "column 'city' is string and has the text b'O\\xe9'" in errors["k1"]
+    assert "column 'day' is date and has '12345-06-07'" in errors["k2"]
+    assert "column 'inside' is map" in errors["k3"]
+    assert "b'O\\xe9'" in errors["k3"]
+    of_k1 = [row["city"] for row in kept.select(["k", "city"]).to_pylist() if row["k"] == "k1"]
+    assert sorted(of_k1) == ["\0bytes 4fe9", "c1", "c50"]
+    query.release("op")
+    job.feed.add([("k5", 5)])
+    assert parked(job.run()) == (3, 7)  # nothing has changed for them
+    assert [n for n, _ in by_key(job)["k5"]] == [1, 2, 3]
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("method", ["transformWithState", "transformWithStateInPandas"])
 def test_kept_rows_are_exactly_the_rows_that_came(

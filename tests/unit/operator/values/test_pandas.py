@@ -15,7 +15,6 @@ from pyspark.sql import types as T
 from pyspark.sql.conversion import ArrowArrayToPandasConversion
 from pyspark.sql.pandas.types import to_arrow_type
 
-from pyspark_ckpt.errors import InputRowsError
 from pyspark_ckpt.operator.modes.pandas import PandasOutput
 from pyspark_ckpt.operator.rows.input import InputColumns
 from pyspark_ckpt.operator.rows.output import OutputRows
@@ -23,6 +22,7 @@ from pyspark_ckpt.operator.values.arrow_values import arrow_type
 from pyspark_ckpt.operator.values.codec import TupleCodec
 from pyspark_ckpt.operator.values.json import json_writer
 from pyspark_ckpt.operator.values.sent_columns import in_arrow
+from pyspark_ckpt.operator.values.transport import ValueNotHeldError
 from tests.unit.operator.rows.test_input import frame, schema_of
 from tests.unit.operator.spark_values import TYPES, struct
 
@@ -98,7 +98,7 @@ def test_nested_times_are_those_of_pyspark(kind: T.DataType, values: list[Any], 
 
 
 def test_a_map_whose_times_a_frame_shows_as_one_is_refused() -> None:
-    with pytest.raises(InputRowsError, match=r"'f1': a map has two keys .* set spark\."):
+    with pytest.raises(ValueNotHeldError, match=r"'f1': a map has two keys .* set spark\."):
         shown(
             T.MapType(T.TimestampType(), T.LongType()),
             "America/New_York",
@@ -134,3 +134,24 @@ def test_what_came_in_goes_out_and_into_state(
     assert output.take().column(0).equals(rows.column(schema.fields[0], values))
     codec = TupleCodec(schema, "state 's'")
     assert [codec.encode((value,)) for value in column] == [codec.encode((v,)) for v in values]
+
+
+def test_integers_beside_nulls_are_exact_or_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    """A frame has PySpark's floats, with one warning for a column; an exact frame has integers."""
+    kinds = {"k": T.LongType(), "lossy": T.LongType(), "small": T.ShortType()}
+    schema = T.StructType([T.StructField(name, kind) for name, kind in kinds.items()])
+    rows = [(1, 2**53 + 1, None), (None, -(2**63), 5), (3, None, 6)]
+    columns = InputColumns(schema, ["k"])
+    for _ in range(2):
+        assert columns.pandas_frame(frame(schema, rows)).dtypes.map(str).tolist() == ["float64"] * 3
+    (warning,) = [each.getMessage() for each in caplog.records]
+    assert "input column 'lossy'" in warning
+    exact = columns.with_exact_frames()
+    shown = exact.pandas_frame(frame(schema, rows))
+    assert shown.dtypes.map(str).tolist() == ["Int64"] * 3
+    assert [[None if v is pd.NA else v for v in row] for row in shown.values.tolist()] == [
+        list(row) for row in rows
+    ]
+    assert exact.pandas_keys(frame(schema, rows))["k"].tolist() == [1, pd.NA, 3]
+    assert exact.pandas_frame(frame(schema, rows[:1]))["lossy"].dtype == "int64"
+    assert len(caplog.records) == 1

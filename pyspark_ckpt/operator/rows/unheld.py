@@ -1,0 +1,85 @@
+"""Keys with a row whose values Python does not have: found where a quarantine parks such keys.
+
+It is looked for only after a part of an epoch could not be made, so that other epochs pay nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pyspark_ckpt.operator.rows.keyed import KeyedRows, keyed_rows, user_keys
+from pyspark_ckpt.operator.rows.mode import InputMode
+from pyspark_ckpt.operator.table.part_keys import StoredKey
+from pyspark_ckpt.operator.values.transport import ValueNotHeldError
+
+
+@dataclass(frozen=True, slots=True)
+class UnheldKey:
+    """A key with a row that cannot be shown to the processor.
+
+    Parameters
+    ----------
+    stored
+        The key as it is stored.
+    sent
+        All of its rows as they were sent.
+    error
+        What names the column and the value.
+    """
+
+    stored: StoredKey
+    sent: Any
+    error: ValueNotHeldError
+
+
+def divided(mode: InputMode, batches: list[Any]) -> tuple[list[UnheldKey], list[Any]]:
+    """Return the keys of a part that the processor cannot get, and the rows of all other keys.
+
+    Parameters
+    ----------
+    mode
+        How the processor receives its rows.
+    batches
+        The rows as they were sent; they stay as they are.
+
+    Raises
+    ------
+    ValueNotHeldError
+        If a key itself is such a value: nothing could be shown of it, and nothing released.
+    """
+    keyed = keyed_rows(mode.columns, batches)
+    found = dict(_unheld(mode, keyed, 0, len(keyed.stored)))
+    pairs = keyed.stored.pairs()
+    unheld = [
+        UnheldKey(pairs[place], _rows_of(mode, keyed, place, place + 1), error)
+        for place, error in found.items()
+    ]
+    is_held = np.ones(len(keyed.stored), dtype=bool)
+    is_held[list(found)] = False
+    rows = np.flatnonzero(np.repeat(is_held, np.diff(keyed.bounds)))
+    return unheld, [mode.columns.taken(keyed.sent, rows)] if len(rows) else []
+
+
+def _unheld(
+    mode: InputMode, keyed: KeyedRows[Any], start: int, stop: int
+) -> Iterator[tuple[int, ValueNotHeldError]]:
+    """Yield the places of such keys between two places; halves without any are tried once."""
+    rows = [_rows_of(mode, keyed, start, stop)]
+    try:
+        mode.part(rows)
+    except ValueNotHeldError as exc:
+        if stop - start > 1:
+            middle = (start + stop) // 2
+            yield from _unheld(mode, keyed, start, middle)
+            yield from _unheld(mode, keyed, middle, stop)
+            return
+        user_keys(mode.columns, keyed_rows(mode.columns, rows))
+        yield start, exc
+
+
+def _rows_of(mode: InputMode, keyed: KeyedRows[Any], start: int, stop: int) -> Any:
+    return mode.columns.taken(keyed.sent, np.arange(keyed.bounds[start], keyed.bounds[stop]))
