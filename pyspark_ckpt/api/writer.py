@@ -24,7 +24,7 @@ from pyspark_ckpt.restore.plan import RestoreMigrations, RestorePlan, plan_of_re
 from pyspark_ckpt.sessions import connect
 from pyspark_ckpt.settings import ClaimMode, Settings
 from pyspark_ckpt.spark.paths import shared_directory
-from pyspark_ckpt.spark.plan import operators_of, source_ids
+from pyspark_ckpt.spark.plan import check_behind_aggregations, operators_of, source_ids
 from pyspark_ckpt.spark.program import Program, stream_of
 from pyspark_ckpt.spark.sink import FOREACH_BATCH, TableSink
 from pyspark_ckpt.spark.temporary_location import delete_temporary, make_temporary
@@ -388,6 +388,8 @@ class CheckpointedStreamWriter(SinkWriter):
         if parallelism is not None:
             settings = settings.with_values("location", parallelism=parallelism)
         operators = operators_of(self._stream)
+        if operators.follows_aggregation:
+            check_behind_aggregations(self._stream, self._output_mode)
         source_ids(self._stream)  # refuses what cannot be checkpointed before anything starts
         check_workers(spark)
         self._check_sink_over_connect()

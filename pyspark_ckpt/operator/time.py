@@ -100,11 +100,24 @@ NEVER_LATE = 9_000_000_000_000_000
 
 
 def event_time_index(schema: T.StructType) -> int | None:
-    """Return the place of the column that ``withWatermark`` named, ``None`` if there is none."""
-    for index, field in enumerate(schema.fields):
-        if WATERMARK_DELAY in field.metadata and isinstance(field.dataType, T.TimestampType):
-            return index
-    return None
+    """Return the place of the column of event time, ``None`` if there is none.
+
+    ``withWatermark`` named it, or it is the window of an aggregation, whose end counts for Spark.
+    """
+    timed = [n for n, field in enumerate(schema.fields) if WATERMARK_DELAY in field.metadata]
+    times = [n for n in timed if isinstance(schema.fields[n].dataType, T.TimestampType)]
+    windows = [n for n in timed if is_window(schema.fields[n].dataType)]
+    return next(iter([*times, *windows]), None)
+
+
+def is_window(data_type: T.DataType) -> bool:
+    """Return whether a type is that of Spark's windows, which have a start and an end."""
+    kinds = (
+        [type(field.dataType) for field in data_type.fields]
+        if isinstance(data_type, T.StructType)
+        else []
+    )
+    return kinds == [T.TimestampType, T.TimestampType]
 
 
 def is_emitted(field: T.StructField) -> bool:
@@ -112,6 +125,16 @@ def is_emitted(field: T.StructField) -> bool:
     return bool(field.metadata.get(_EMITTED))
 
 
+_EVENT_TIME = "__ckpt_event_time"
+
+
 def never_late_column() -> Column:
     """Return a column of event time that satisfies Spark and drops no row."""
-    return F.lit(NEVER_LATE).alias("__ckpt_event_time", metadata={WATERMARK_DELAY: 0})
+    return F.lit(NEVER_LATE).alias(_EVENT_TIME, metadata={WATERMARK_DELAY: 0})
+
+
+def end_of_window_column(window: Column, delay_ms: int) -> Column:
+    """Return a column of event time in microseconds, which is that of a window for Spark."""
+    by_position = window.cast("struct<c0: timestamp, c1: timestamp>")
+    end = F.coalesce(F.unix_micros(by_position["c1"]), F.lit(NEVER_LATE))
+    return end.alias(_EVENT_TIME, metadata={WATERMARK_DELAY: delay_ms})

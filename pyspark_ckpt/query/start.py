@@ -380,6 +380,7 @@ class QueryStart:
             ends_by_itself=ends_by_itself,
             one_watermark=operators.have_one_watermark,
             passed_watermarks=operators.each_has_its_watermark,
+            follows_aggregation=operators.follows_aggregation,
         )
         conf[RUNTIME_KEY] = encode_runtime(runtime)
         try:

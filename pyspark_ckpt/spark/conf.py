@@ -33,6 +33,7 @@ def conf_of_start(
     ends_by_itself: bool,
     one_watermark: bool = False,
     passed_watermarks: bool = False,
+    follows_aggregation: bool = False,
 ) -> dict[str, str]:
     """Return the conf that a query with these operators starts with.
 
@@ -46,6 +47,9 @@ def conf_of_start(
         Whether Spark's own operators follow one of these, and all operators share one watermark.
     passed_watermarks
         Whether Spark's own operators follow, and each operator has its own watermark.
+    follows_aggregation
+        Whether one of these is behind an aggregation of Spark. Then the parts of the plan were
+        checked as Spark checks them.
     """
     # A session may ask for Avro. Spark's own operators support Avro; this library does not.
     conf = {_ENCODING: "unsaferow"}
@@ -59,6 +63,9 @@ def conf_of_start(
         # would never close. The plan was checked: no operator drops rows by the common watermark.
         conf[WATERMARK_PER_OPERATOR] = "false"
         conf[_CORRECTNESS_CHECK] = "false"
+    if follows_aggregation:
+        # Spark refuses an aggregation before applyInPandasWithState, and runs it all the same.
+        conf[_OPERATION_CHECK] = "false"
     if len(operators) > 1:
         # Spark refuses a second applyInPandasWithState, because it cannot give it a watermark. With
         # one watermark for the whole query both run.

@@ -20,11 +20,21 @@ class StatefulOperators:
     """All stateful operators of a query; the position in `in_order` is Spark's id."""
 
     in_order: tuple[OperatorDescriptor | SparkOperator, ...]
+    follows_aggregation: bool = False
+    """Whether an operator of this library is behind an aggregation of Spark.
+
+    Spark allows that for its own ``transformWithState`` only, and has to be told not to check.
+    """
 
     @classmethod
-    def of(cls, operators: Iterable[OperatorDescriptor | SparkOperator]) -> StatefulOperators:
+    def of(
+        cls,
+        operators: Iterable[OperatorDescriptor | SparkOperator],
+        *,
+        follows_aggregation: bool = False,
+    ) -> StatefulOperators:
         """Return the operators of a query from an iterable in the order of their ids."""
-        return cls(tuple(operators))
+        return cls(tuple(operators), follows_aggregation)
 
     @property
     def ours(self) -> dict[int, OperatorDescriptor]:
@@ -54,12 +64,15 @@ class StatefulOperators:
 
     @property
     def each_has_its_watermark(self) -> bool:
-        """Whether Spark's own operators follow, and Spark computes a watermark for each operator.
+        """Whether operators follow, and Spark computes a watermark for each operator.
 
         Then every operator of this library passes its watermark to the operator that follows it.
+        Operators of this library alone share one watermark, unless they are behind an aggregation:
+        it emits rows that are late for the query's watermark.
         """
         followed = [operator for number, operator in self.ours.items() if number > 0]
-        return self._spark_follows and all(operator.passes_watermark for operator in followed)
+        needed = self._spark_follows or (self.follows_aggregation and len(self.ours) > 1)
+        return needed and all(operator.passes_watermark for operator in followed)
 
     @property
     def _has_followed(self) -> bool:

@@ -10,12 +10,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from py4j.protocol import Py4JError, Py4JJavaError
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 
 from pyspark_ckpt.errors import NotBuiltYetError, PlanError
 from pyspark_ckpt.formats.modes import TimeMode
 from pyspark_ckpt.operator.descriptor import DEFAULT_UID, OperatorDescriptor, decode_descriptor
 from pyspark_ckpt.operator.plan.operator import DESCRIPTOR_METADATA
+from pyspark_ckpt.operator.plan.streaming_row import streaming_relation
 from pyspark_ckpt.sessions import connect
 from pyspark_ckpt.sessions.kind import is_connect
 from pyspark_ckpt.spark.connect.plan import (
@@ -76,9 +78,83 @@ def operators_of(df: DataFrame) -> StatefulOperators:
     _check_uids(operators.descriptors)
     if operators.spark_operators:
         optimizer = df.sparkSession._jsparkSession.sessionState().optimizer()
-        operators = StatefulOperators.of(_stateful(optimizer.execute(analyzed)))
+        operators = StatefulOperators.of(
+            _stateful(optimizer.execute(analyzed)),
+            follows_aggregation=any(
+                _is_aggregation(node) for ours in _ours(analyzed) for node in _nodes(ours.child())
+            ),
+        )
         _check_spark_operators(df.sparkSession, operators)
     return operators
+
+
+def check_behind_aggregations(df: DataFrame, output_mode: str) -> None:
+    """Check a query with an operator of this library behind an aggregation, as Spark would.
+
+    Spark's check refuses an aggregation before ``applyInPandasWithState``, and allows one before
+    its own ``transformWithState``, so it is given the parts of the plan between the operators of
+    this library.
+
+    Parameters
+    ----------
+    df
+        What the query writes.
+    output_mode
+        The output mode of the query.
+
+    Raises
+    ------
+    PlanError
+        If Spark refuses a part, or the query is not in append mode.
+    NotBuiltYetError
+        In a version of Spark whose plans are others.
+    """
+    spark = df.sparkSession
+    if output_mode.lower() != "append":
+        raise PlanError(
+            f"the query has outputMode {output_mode}, and an operator of this library behind an "
+            "aggregation: in that mode an aggregation emits results that may still change. Use "
+            "outputMode append, as with Spark's own transformWithState, or compute the aggregation "
+            "in a separate query"
+        )
+    java: Any = spark._jvm
+    checker = java.org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker
+    append = java.org.apache.spark.sql.streaming.OutputMode.Append()
+    analyzed = df._jdf.queryExecution().analyzed()
+    try:
+        parts = [_without_ours(spark, analyzed)]
+        parts += [_without_ours(spark, node.child()) for node in _ours(analyzed)]
+        for part in parts:
+            if part.isStreaming():
+                checker.checkForStreaming(part, append)
+    except AnalysisException as exc:
+        reason = str(exc).split("\n")[0].rstrip(";. ")
+        raise PlanError(f"Spark refuses a part of the query: {reason}") from None
+    except (Py4JError, TypeError) as exc:
+        raise NotBuiltYetError(
+            f"PySpark {spark.version} has other plans than PySpark 4.0 to 4.3 ({exc}): compute the "
+            "aggregation before the operator in a separate query"
+        ) from exc
+
+
+def _without_ours(spark: SparkSession, node: Any) -> Any:
+    """Return a plan with an empty stream in place of each operator of this library."""
+    java: Any = spark._jvm
+    if node.getClass().getSimpleName() == _OURS:
+        return streaming_relation(spark, node.output(), java.PythonUtils.toSeq([]))
+    children = node.children().iterator()
+    changed = []
+    while children.hasNext():
+        changed.append(_without_ours(spark, children.next()))
+    return node.withNewChildren(java.PythonUtils.toSeq(changed)) if changed else node
+
+
+def _ours(plan: Any) -> Iterator[Any]:
+    return (node for node in _nodes(plan) if node.getClass().getSimpleName() == _OURS)
+
+
+def _is_aggregation(node: Any) -> bool:
+    return node.getClass().getSimpleName() == "Aggregate" and bool(node.isStreaming())
 
 
 def source_ids(df: DataFrame) -> tuple[int, ...]:
@@ -225,10 +301,12 @@ def _check_spark_operators(spark: SparkSession, operators: StatefulOperators) ->
     )
     if (after and emits_late) or any(each.name not in _BEFORE_OURS for each in before):
         raise NotBuiltYetError(
-            f"{where} are not supported yet in this order. Only dropDuplicates may come before "
-            "several operators of this library, or before one that other operators of Spark "
-            "follow. None may follow several operators of this library, or one with "
-            "timeMode='EventTime'. Compute Spark's operators in a separate query"
+            f"{where} are not supported yet in this order, in which all operators share one "
+            "watermark. Give each operator of this library that another one follows an "
+            "eventTimeColumnName, so that it passes its watermark on. Without it, only "
+            "dropDuplicates may come before several operators of this library, or before one that "
+            "other operators of Spark follow, and none may follow several operators, or one with "
+            "timeMode='EventTime'. Or compute Spark's operators in a separate query"
         )
 
 

@@ -33,14 +33,37 @@ def streaming_row(spark: SparkSession) -> DataFrame:
         raise NotBuiltYetError(
             "a stream of one row is not supported over Spark Connect: use a classic session"
         )
-    node = spark.sql("VALUES (1)")._jdf.queryExecution().analyzed()
+    node = _values(spark)
+    streamed = streaming_relation(spark, node.output(), node.data())
+    datasets: Any = getattr(spark._jvm, _DATASETS)
+    return DataFrame(datasets.ofRows(spark._jsparkSession, streamed), spark)
+
+
+def streaming_relation(spark: SparkSession, output: Any, data: Any) -> Any:
+    """Return the node of a plan that is a stream of given rows.
+
+    Parameters
+    ----------
+    spark
+        A classic session.
+    output, data
+        The attributes and the rows, as Spark's relation has them.
+
+    Raises
+    ------
+    NotBuiltYetError
+        In a version of Spark whose relations are others.
+    """
+    node = _values(spark)
     is_streaming = True  # Spark allows no union of a stream and a batch
     try:
-        streamed = node.copy(node.output(), node.data(), is_streaming, node.stream())
+        return node.copy(output, data, is_streaming, node.stream())
     except (Py4JError, TypeError) as exc:
         raise NotBuiltYetError(
             f"PySpark {spark.version} has another relation for rows than PySpark 4.0 to 4.3 "
             f"({exc}): use one of these versions"
         ) from exc
-    datasets: Any = getattr(spark._jvm, _DATASETS)
-    return DataFrame(datasets.ofRows(spark._jsparkSession, streamed), spark)
+
+
+def _values(spark: SparkSession) -> Any:
+    return spark.sql("VALUES (1)")._jdf.queryExecution().analyzed()

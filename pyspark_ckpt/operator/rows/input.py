@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import Any
 
 import msgspec
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 from pyspark.sql import Column, Row
@@ -39,13 +40,16 @@ from pyspark_ckpt.operator.rows.sent_rows import Places, SentRows, joined, taken
 from pyspark_ckpt.operator.time import (
     NEVER_LATE,
     WATERMARK_DELAY,
+    end_of_window_column,
     event_time_index,
     is_emitted,
+    is_window,
     never_late_column,
 )
 from pyspark_ckpt.operator.values.arrow_forms import shown_column, values_column
 from pyspark_ckpt.operator.values.codec import holds, key_encoder
 from pyspark_ckpt.operator.values.json import JsonKey, JsonReader
+from pyspark_ckpt.operator.values.leaves import microseconds_of
 from pyspark_ckpt.operator.values.message_pack import canonical_of
 from pyspark_ckpt.operator.values.message_pack_columns import Form, encoded_tuples
 from pyspark_ckpt.operator.values.pandas import check_frame, loses_digits, pandas_column
@@ -78,6 +82,10 @@ KEY_GROUP = "__ckpt_key_group"
 _ROWS_AT_ONCE = 512
 """Rows that are made at once, of several keys: they stay in the processor's cache. Made for each
 key, ten rows took 2.8 us and not 1.8, one row 1.3 us and not 0.3 (measured)."""
+
+_WINDOW = T.StructType(
+    [T.StructField("start", T.TimestampType()), T.StructField("end", T.TimestampType())]
+)
 
 NO_DERIVED_KEYS: Mapping[str, str] = MappingProxyType({})
 
@@ -182,15 +190,23 @@ class InputColumns:
             transport = self._transports[index]
             column = transport.send(_quoted(field.name))
             filler = transport.filler
-            if index == self.event_time_index:
+            if index == self.event_time_index and filler is not None:
                 filler = NEVER_LATE
             if index in self._masks.nullable:
                 column = F.coalesce(column, F.lit(filler).cast(sent_type(field)))
             values.append(self._named(column, index))
         masks = self._masks.columns([_quoted(name) for name in self.schema.names])
         # An operator emits at a timer's time, which the watermark has passed: no such row is late.
-        never_late = [never_late_column()] if self._is_emitted else []
-        return values + masks + never_late
+        event_time = [never_late_column()] if self._is_emitted else self._window_end()
+        return values + masks + event_time
+
+    def _window_end(self) -> list[Column]:
+        """Return the column of event time of windows, none if event time is a column of its own."""
+        index = self.event_time_index
+        if index is None or not is_window(self.schema.fields[index].dataType):
+            return []
+        window = _quoted(self.schema.fields[index].name)
+        return [end_of_window_column(window, self.watermark_delay_ms)]
 
     @property
     def null_masks(self) -> NullMasks:
@@ -344,8 +360,19 @@ class InputColumns:
         """
         if self.event_time_index is None:
             return [None] * (len(bounds) - 1)
-        times = numbers_of(sent.column(f"c{self.event_time_index}"))
+        column = sent.column(f"c{self.event_time_index}")
+        if is_window(self.schema.fields[self.event_time_index].dataType):
+            return self._newest_ends_ms(column, bounds)
+        times = numbers_of(column)
         nulls = self._masks.flags(sent).get(self.event_time_index)
+        return newest_ms(times, nulls, bounds)
+
+    def _newest_ends_ms(self, windows: pa.Array, bounds: Sequence[int]) -> list[int | None]:
+        read = JsonReader(_WINDOW, "UTC")
+        shown = [None if text is None else read(text) for text in windows.to_pylist()]
+        ends = [None if window is None else window["end"] for window in shown]
+        nulls = np.array([end is None for end in ends], dtype=bool)
+        times = np.array([0 if end is None else microseconds_of(end) for end in ends], np.int64)
         return newest_ms(times, nulls, bounds)
 
     def key_codes(self, sent: pa.RecordBatch) -> Codes:
@@ -454,7 +481,8 @@ class InputColumns:
 
     def _named(self, column: Column, index: int) -> Column:
         name = f"c{index}"
-        if index != self.event_time_index or self._is_emitted:
+        is_time = isinstance(self.schema.fields[index].dataType, T.TimestampType)
+        if index != self.event_time_index or self._is_emitted or not is_time:
             return column.alias(name)
         # Spark finds event time by this metadata, and compares microseconds, whatever the type.
         return column.alias(name, metadata={WATERMARK_DELAY: self.watermark_delay_ms})

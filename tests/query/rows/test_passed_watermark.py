@@ -106,14 +106,16 @@ def files() -> list[list[tuple[str, int, Any]]]:
     return [*rows, [("c", 9, at(60))]]
 
 
-def epochs_of(spark: SparkSession, base: Path, operator: Operator, plan: Plan) -> dict[int, Any]:
+def epochs_of(
+    spark: SparkSession, base: Path, operator: Operator, plan: Plan, *, is_ours: bool = False
+) -> dict[int, Any]:
     """Run over all files, with a restart in between; return the output by epoch."""
     emitted: dict[int, Any] = {}
     feed, rows = timed_feed(base / operator.__name__), files()
     for some in (rows[:4], rows[4:]):
         feed.add(*some)
         output = plan(feed.stream(spark).withWatermark("ts", "5 seconds"), operator)
-        writer = ckpt.write_stream(output) if operator is ours else output.writeStream
+        writer = ckpt.write_stream(output) if operator is ours or is_ours else output.writeStream
         query = (
             writer.foreachBatch(
                 lambda df, epoch: emitted.update({epoch: sorted(map(tuple, df.collect()))})
@@ -134,7 +136,9 @@ def epochs_of(spark: SparkSession, base: Path, operator: Operator, plan: Plan) -
         once_after,
         *(
             pytest.param(plan, marks=pytest.mark.soak)
-            for plan in (windows_of_windows, sessions_after, twice, joined_after)
+            for plan in (
+                windows_of_windows, sessions_after, twice, joined_after, between_windows,
+            )
         ),
     ],
 )  # fmt: skip
@@ -153,14 +157,6 @@ def test_the_output_has_the_delay_of_the_input(spark: SparkSession, feed: Feed) 
         assert plan(rows, "op").schema["ts"].metadata[delay] == 5000
     with session_conf(spark, {PROVIDER: ROCKSDB}):
         assert sparks(rows, "op").schema["ts"].metadata[delay] == 5000
-
-
-def test_an_aggregation_before_is_refused(spark: SparkSession, feed: Feed) -> None:
-    """Spark wants none before applyInPandasWithState."""
-    rows = timed_feed(feed.path / "timed").stream(spark).withWatermark("ts", "5 seconds")
-    writer = ckpt.write_stream(between_windows(rows, ours)).foreachBatch(lambda df, epoch: None)
-    with pytest.raises(ckpt.PlanError, match=r"not supported after aggregation.*README, Limits"):
-        writer.option("checkpointLocation", str(feed.path / "loc")).start()
 
 
 def joined_before(rows: DataFrame, operator: Operator) -> DataFrame:
