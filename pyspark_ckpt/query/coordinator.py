@@ -69,6 +69,7 @@ from pyspark_ckpt.query.stopping.failure import (
 from pyspark_ckpt.query.stopping.stops import Run, RunStops
 from pyspark_ckpt.savepoint.taker import SavepointTaker, nothing_committed
 from pyspark_ckpt.settings import Retention, Settings
+from pyspark_ckpt.spark.callback_thread import end_callback_thread
 from pyspark_ckpt.spark.query import ended_within, idle_ms, progress_since
 from pyspark_ckpt.spark.session import has_ended, reading_session
 from pyspark_ckpt.storage.open import Storage
@@ -199,6 +200,7 @@ class CheckpointCoordinator:
             monotonic_ms,
             REMOTE_POLL_MS if storage.is_remote else 0,
         )
+        self._run_id = self._query.runId
         self._thread = threading.Thread(
             target=self._run, name=f"pyspark_ckpt coordinator {files.query_id}", daemon=True
         )
@@ -379,6 +381,7 @@ class CheckpointCoordinator:
 
     def _end(self, *, has_failed: bool) -> None:
         """Take the last checkpoint, or delete all checkpoints, as the settings say."""
+        end_callback_thread(self._run_id)
         retention = self._settings.retention
         is_kept = self.stops.is_for_restart or retention is Retention.RETAIN_ON_CANCELLATION
         retains = is_kept or (retention is Retention.DELETE_ON_CANCELLATION and has_failed)

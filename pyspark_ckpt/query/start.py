@@ -44,6 +44,7 @@ from pyspark_ckpt.restore.location.start_location import StartLocation
 from pyspark_ckpt.restore.plan import RestoreMigrations, RestorePlan, RestoreRequest, plan_of
 from pyspark_ckpt.restore.source import RestoreSource
 from pyspark_ckpt.settings import RUNTIME_KEY, ClaimMode, Settings
+from pyspark_ckpt.spark.callback_thread import end_callback_thread
 from pyspark_ckpt.spark.conf import conf_of_start
 from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.spark.own_session import (
@@ -325,12 +326,15 @@ class QueryStart:
         """Run only the epoch that is due at the location, into the same sink."""
         runtime = self._runtime(self._location.make_query_id(), drain)
         query = self._start_spark(self._spark_query.start_once, runtime, ends_by_itself=True)
+        run_id = query.runId
         try:
             with library_errors():
                 query.awaitTermination()
         except BaseException:
             in_another_thread(query.stop, not_stopped(self._location.storage.url))
             raise
+        finally:
+            end_callback_thread(run_id)
 
     def _runtime(self, query_id: str, drain: Drain | None = None) -> Runtime:
         """Return what the tasks of one run of Spark's query need to know."""

@@ -43,6 +43,7 @@ from pyspark_ckpt.errors import CkptError, ConfigurationError, NotBuiltYetError
 from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.sessions import connect
 from pyspark_ckpt.sessions.kind import is_connect
+from pyspark_ckpt.spark.callback_thread import end_callback_thread, record_callback_thread
 from pyspark_ckpt.spark.conf import READ_BY_PLAN_CHECK, WATERMARK_PER_OPERATOR
 from pyspark_ckpt.spark.query import end_after_epoch
 from pyspark_ckpt.spark.session import python_session
@@ -201,7 +202,9 @@ class _ConfAtStart(StreamingQueryListener):
             return
         try:
             if query is not None:
+                run_id = query.runId
                 query.stop()
+                end_callback_thread(run_id)
         finally:
             self.withdraw()
 
@@ -221,6 +224,7 @@ class _ConfAtStart(StreamingQueryListener):
             query = self._spark.streams.get(str(event.id))
             if query is None or not self._is_at_location(query):
                 return
+            record_callback_thread(self._spark, query)
             with self._guard:
                 self._query, is_given_up = query, self._is_given_up
             if is_given_up:
