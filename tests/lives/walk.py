@@ -6,8 +6,8 @@ the rows of its key, and each row comes once: it follows from the input alone (`
 no code with the library.
 
 After each step a query either runs exactly, or the library has refused what was asked. A refusal is
-an error of the library, and never of a start as the documentation says. After a refusal such a start
-follows, which has to run exactly.
+an error of the library, and never of a start as the documentation says. After a refusal such a
+start follows, which has to run exactly.
 """
 
 from __future__ import annotations
@@ -200,59 +200,11 @@ class Walk:
 
     def _start_otherwise(self) -> None:
         """Start with something changed, which may be refused."""
-        chance = self._chance
-        place = chance.choice(self._steady())
-        what = chance.choice(
-            ("directory", "no directory", "fresh output", "used output", "output of another")
-            + ("parallelism", "backend", "spelling", "link", "sink", "restore", "program")
-        )
-        changes: dict[str, Any] = {}
-        if what == "directory":
-            changes["directory"] = chance.choice(
-                (
-                    str(self._fresh("checkpoints")),
-                    str(place.path / "inside"),
-                    str(place.path / "pyspark_ckpt"),
-                    f"{place.directory or place.path}/../{self._fresh('checkpoints').name}",
-                )
-            )
-        elif what == "no directory":
-            changes["directory"] = None
-        elif what == "fresh output":
-            changes["out"] = self._fresh("out")
-        elif what == "used output":
-            if place.sink == "function":
-                return
-            used = [path for path in self._base.glob("out-*") if (path / "_spark_metadata").exists()]
-            if not used:
-                return
-            changes["out"] = chance.choice(sorted(used))
-        elif what == "output of another":
-            others = [each.out for each in self._places if each.sink == place.sink == "file"]
-            if not others:
-                return
-            changes["out"] = chance.choice(others)
-        elif what == "parallelism":
-            changes["parallelism"] = place.parallelism % 3 + 1
-        elif what == "backend":
-            changes["backend"] = "heap" if place.backend == "rocksdb" else "rocksdb"
-        elif what == "spelling":
-            form = chance.choice(("file:{}", "{}/", "file://{}", "{}/../" + place.name))
-            changes["location"] = form.format(place.path)
-        elif what == "link":
-            link = self._fresh("link")
-            link.symlink_to(place.path)
-            changes["location"] = str(link)
-        elif what == "sink":
-            changes["sink"] = "file" if place.sink == "function" else "function"
-            changes["out"] = self._fresh("out")
-        elif what == "restore":
-            present = self._present(self._savepoints)
-            if not present:
-                return
-            changes["restore"] = chance.choice(present).path
-        else:
-            changes["anew"] = not place.anew
+        place = self._chance.choice(self._steady())
+        what = self._chance.choice(sorted(_CHANGES))
+        changes = _CHANGES[what](self, place)
+        if changes is None:
+            return
         self._note(f"   {place.name}: {what} {changes}")
         if place.needs_new_output and "out" not in changes:
             changes["out"] = self._fresh("out")
@@ -261,6 +213,42 @@ class Walk:
         else:
             self.done[f"refused: {what}"] += 1
             self._start_as_told(place)
+
+    def _other_directory(self, place: Place) -> dict[str, Any]:
+        return {
+            "directory": self._chance.choice(
+                (
+                    str(self._fresh("checkpoints")),
+                    str(place.path / "inside"),
+                    str(place.path / "pyspark_ckpt"),
+                    f"{place.directory or place.path}/../{self._fresh('checkpoints').name}",
+                )
+            )
+        }
+
+    def _used_output(self, place: Place) -> dict[str, Any] | None:
+        used = [out for out in self._base.glob("out-*") if (out / "_spark_metadata").exists()]
+        if place.sink == "function" or not used:
+            return None
+        return {"out": self._chance.choice(sorted(used))}
+
+    def _spelling(self, place: Place) -> dict[str, Any]:
+        form = self._chance.choice(("file:{}", "{}/", "file://{}", "{}/../" + place.name))
+        return {"location": form.format(place.path)}
+
+    def _link(self, place: Place) -> dict[str, Any]:
+        link = self._fresh("link")
+        link.symlink_to(place.path)
+        return {"location": str(link)}
+
+    def _other_sink(self, place: Place) -> dict[str, Any]:
+        sink = "file" if place.sink == "function" else "function"
+        return {"sink": sink, "out": self._fresh("out")}
+
+    def _restore_in_vain(self, _: Place) -> dict[str, Any] | None:
+        """Name a savepoint, which a location with epochs does not need."""
+        present = self._present(self._savepoints)
+        return {"restore": self._chance.choice(present).path} if present else None
 
     def _stop(self) -> None:
         place = self._chance.choice(self._running())
@@ -687,6 +675,21 @@ class _Step:
     take: Callable[[Walk], None]
     is_possible: Callable[[Walk], Any]
 
+
+_CHANGES: dict[str, Callable[[Walk, Place], dict[str, Any] | None]] = {
+    "directory": Walk._other_directory,
+    "no directory": lambda _, place: {"directory": None},
+    "fresh output": lambda walk, place: {"out": walk._fresh("out")},
+    "used output": Walk._used_output,
+    "parallelism": lambda _, place: {"parallelism": place.parallelism % 3 + 1},
+    "backend": lambda _, place: {"backend": "heap" if place.backend == "rocksdb" else "rocksdb"},
+    "spelling": Walk._spelling,
+    "link": Walk._link,
+    "sink": Walk._other_sink,
+    "restore": Walk._restore_in_vain,
+    "program": lambda _, place: {"anew": not place.anew},
+}
+"""What a start is given otherwise; ``None`` if it cannot be now."""
 
 _STEPS = (
     _Step("new location", 2, Walk._new_location, lambda walk: len(walk._places) < 4),

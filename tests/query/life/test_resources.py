@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import gc
-import os
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -40,7 +40,7 @@ class Taken:
         gateway = self._spark.sparkContext._gateway
         return {
             "threads": threading.active_count(),
-            "open files": len(os.listdir("/proc/self/fd")),
+            "open files": len(list(Path("/proc/self/fd").iterdir())),
             "callbacks": len(gateway.gateway_property.pool),
             "listeners": len(self._spark._jsparkSession.streams().listListeners()),
             "queries": len(self._spark.streams.active),
@@ -77,7 +77,9 @@ def run_in_files(job: Job) -> None:
     job.run()
 
 
-@pytest.mark.parametrize("run", [run_in_function, run_in_files])
+@pytest.mark.parametrize(
+    "run", [run_in_function, pytest.param(run_in_files, marks=pytest.mark.further)]
+)
 @pytest.mark.parametrize("starts", [FEW, pytest.param(100, marks=pytest.mark.soak)])
 def test_starts(job: Job, run: Callable[[Job], None], starts: int) -> None:
     """Each start once left a thread and a socket, with which the JVM had called back."""
