@@ -205,7 +205,8 @@ def lineage(path: str) -> pd.DataFrame:
     Parameters
     ----------
     path : str
-        A ``savepoint-...`` or ``chk-...`` directory, or a directory that has some below it.
+        A ``savepoint-...`` or ``chk-...`` directory, or a directory that has some below it, or a
+        ``checkpointLocation`` whose checkpoints are elsewhere.
 
     Returns
     -------
@@ -230,8 +231,10 @@ def lineage(path: str) -> pd.DataFrame:
     """
     root = open_storage(path)
     if not root.exists(METADATA_NAME):
-        below = recorded_checkpoints(root) or root
-        if tree := rows_of_tree(below) or rows_of_tree(root):
+        tree = rows_of_tree(root)
+        if not tree and (elsewhere := recorded_checkpoints(root)) is not None:
+            tree = rows_of_tree(elsewhere)
+        if tree:
             return as_frame(tree)
     metadata = read_metadata(root)
     return _chain([found_row(metadata, root.url), *_ancestors(metadata.parent, root.url)])

@@ -184,13 +184,13 @@ def _rolled_back(
     begun = begun_exchange(location)
     if begun is not None and is_untouched(location, begun):  # it may be of long ago
         query_id = _check_stopped(spark, location)
-        place = _place(location, given, query_id)
+        place = _place(location, given, query_id, force=force)
         _check_quiet(location, place.checkpoints(query_id), force=force)
     finished = _finish_interrupted(location, to)
     if finished is not None:
         return finished
     query_id = _check_stopped(spark, location)
-    place = _place(location, given, query_id)
+    place = _place(location, given, query_id, force=force)
     checkpoints = place.checkpoints(query_id)
     is_return = _is_kept(to) and location.exists(to)
     source = None if is_return else _source(location, checkpoints, to, query_id)
@@ -217,18 +217,33 @@ def _rolled_back(
     return Rollback(location.url, to, kept)
 
 
-def _place(location: Storage, given: Storage | None, query_id: str) -> CheckpointsPlace:
+def _place(
+    location: Storage, given: Storage | None, query_id: str, *, force: bool
+) -> CheckpointsPlace:
     """Return where the location has its checkpoints, by its record or by what the caller gives."""
     wanted, recorded = CheckpointsPlace(location, given), recorded_place(location)
     if recorded is None:
         return wanted
-    if given is not None and not is_same_place(wanted, recorded, query_id):
-        raise RestoreError(
-            f"{location.url}: its checkpoints are in {recorded.checkpoints(query_id).url}, not in "
-            f"{wanted.checkpoints(query_id).url}: call rollback without checkpointsDirectory "
-            "(--checkpoints-directory), it is known"
-        )
-    return recorded if given is None else wanted
+    there = recorded.checkpoints(query_id).url
+    is_gone = not recorded.has_content(query_id)
+    if given is None:
+        if is_gone and recorded.root is not None and not force:
+            raise RestoreError(
+                f"{location.url}: its checkpoints are in {there}, which is gone: its disk may not "
+                "be mounted, or it was moved or deleted. Mount it or put it back, or give "
+                "checkpointsDirectory (--checkpoints-directory) if it is elsewhere now. To undo a "
+                "rollback without them, if you know that the query is stopped, give force=True "
+                "(--force)"
+            )
+        return recorded
+    is_moved = is_gone and wanted.has_content(query_id)
+    if is_moved or is_same_place(wanted, recorded, query_id):
+        return wanted
+    raise RestoreError(
+        f"{location.url}: its checkpoints are in {there}, not in "
+        f"{wanted.checkpoints(query_id).url}: call rollback without checkpointsDirectory "
+        "(--checkpoints-directory), it is known"
+    )
 
 
 def _finish_interrupted(location: Storage, to: str) -> Rollback | None:

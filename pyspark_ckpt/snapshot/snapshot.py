@@ -9,7 +9,7 @@ import pandas as pd
 
 from pyspark_ckpt.errors import CheckpointNotFoundError
 from pyspark_ckpt.formats.handle import StateDescriptor
-from pyspark_ckpt.formats.layout import METADATA_NAME, checkpoint_id_of
+from pyspark_ckpt.formats.layout import METADATA_NAME, PLACES, checkpoint_id_of
 from pyspark_ckpt.formats.modes import TtlTime
 from pyspark_ckpt.history.places import find_checkpoints_directory
 from pyspark_ckpt.operator.table.catalog import schema_text
@@ -69,6 +69,8 @@ def _directory_of(path: str) -> str:
     try:
         checkpoints = find_checkpoints_directory(path)
     except CheckpointNotFoundError:
+        if root.exists(PLACES):  # it says where they are, and why they are not found there
+            raise
         return path  # the error of opening it says what is missing
     with closing(find_store(checkpoints)) as store:
         ids = store.ids()

@@ -19,6 +19,7 @@ from pyspark_ckpt.formats.layout import (
     CHECKPOINTS_DIRECTORY,
     DRIVERS,
     IDENTITY_NAME,
+    KEPT_BY_ROLLBACK,
     OWNERS,
     PLACES,
     SHARED,
@@ -100,7 +101,13 @@ class CheckpointsPlace:
 
     def how_to_set(self) -> str:
         """Return in words how a query is started with this place."""
-        return f"without {SETTING}" if self.root is None else f"with {SETTING}={self.root.url}"
+        if self.root is None:
+            return f"without {SETTING} (spark.conf.unset removes it from a session)"
+        return f"with {SETTING}={self.root.url}"
+
+    def has_content(self, query_id: str) -> bool:
+        """Return whether something of a query is there, as far as that can be read."""
+        return _directory(self, query_id).has_content
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +273,6 @@ def _files(missing: Collection[str]) -> str:
 def inspect(
     requested: CheckpointsPlace,
     query_id: str,
-    kept: Collection[str],
     needed: Callable[[], Collection[str]],
     *,
     has_epochs: bool,
@@ -279,8 +285,6 @@ def inspect(
         What the settings of the start say.
     query_id
         The id of the location's query.
-    kept
-        The names of directories in the location to which rollbacks have moved content.
     needed
         Returns the files that the state of the newest committed epoch needs. It is called if
         nothing shows that the directory is the location's.
@@ -324,7 +328,7 @@ def inspect(
         has_token=location.exists(IDENTITY_NAME),
         default=_directory(CheckpointsPlace(location, None), query_id),
         missing=tuple(sorted(files)),
-        aside=_moved_aside(requested, query_id, kept),
+        aside=_moved_aside(requested, query_id),
     )
 
 
@@ -444,11 +448,12 @@ def _directory(place: CheckpointsPlace, query_id: str) -> Directory:
     )
 
 
-def _moved_aside(place: CheckpointsPlace, query_id: str, kept: Collection[str]) -> str | None:
+def _moved_aside(place: CheckpointsPlace, query_id: str) -> str | None:
     """Return where a rollback has moved a directory in the location, ``None`` if it has not."""
     inside = place.inside
     if inside is None:
         return None
+    kept = [name for name in place.location.list() if name.startswith(KEPT_BY_ROLLBACK)]
     paths = ["/".join(filter(None, (name, inside, query_id))) for name in kept]
     found = [path for path in paths if place.location.exists(path)]
     return place.location.url_of(found[0]) if found else None

@@ -15,7 +15,6 @@ from pyspark_ckpt.errors import CkptError, FencedError, PlanError, RestoreError
 from pyspark_ckpt.formats.initial_handles import newest_initial_time_ms, write_initial_handles
 from pyspark_ckpt.formats.layout import (
     CHECKPOINTS_DIRECTORY,
-    KEPT_BY_ROLLBACK,
     PLACES,
     ROLLBACK_MARKER,
     place_path,
@@ -137,13 +136,19 @@ class StartLocation:
         has_epochs = not self._is_half_seeded and (
             self._log.begun_epoch() is not None or self._committed_epoch is not None
         )
-        kept = [name for name in self.storage.list() if name.startswith(KEPT_BY_ROLLBACK)]
         needed = partial(self._needed_files, spark)
-        facts = inspect(self._place, query_id, kept, needed, has_epochs=has_epochs)
+        facts = inspect(self._place, query_id, needed, has_epochs=has_epochs)
         decision = decide(facts)
         if decision.refusal is not None:
             raise RestoreError(decision.refusal)
         self._place_number, self._is_place_new = facts.record_number, decision.is_new
+        if decision.is_new and has_epochs and facts.recorded is not None:
+            logger.warning(
+                "%s: its checkpoints were in %s, which is gone, and are in %s now",
+                self.storage.url,
+                facts.recorded.url,
+                facts.requested.url,
+            )
 
     def _needed_files(self, spark: SparkSession) -> set[str]:
         """Return the files that the state of the newest committed epoch needs."""

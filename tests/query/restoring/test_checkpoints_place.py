@@ -102,12 +102,14 @@ def test_a_location_is_all_that_commands_need(job: Job, capsys: pytest.CaptureFi
         (found,) = find_places(LocalStorage(root)).queries
         assert (found.checkpoints.url, found.path) == (str(Path(newest).parent), location)
     shutil.copytree(job.location_path, job.base / "copy")
-    with pytest.raises(ckpt.CheckpointNotFoundError, match="copy") as caught:
-        ckpt.history(str(job.base / "copy"))
-    assert str(Path(newest).parent) in str(caught.value)
+    for read in (ckpt.history, ckpt.open_state, ckpt.lineage):
+        with pytest.raises(ckpt.CheckpointNotFoundError, match="copy") as caught:
+            read(str(job.base / "copy"))
+        assert str(Path(newest).parent) in str(caught.value)
     elsewhere.rename(job.base / "away")
-    with pytest.raises(ckpt.CheckpointNotFoundError, match="mounted"):
-        ckpt.history(location)
+    for read in (ckpt.history, ckpt.open_state, ckpt.lineage, ckpt.subtask_history):
+        with pytest.raises(ckpt.CheckpointNotFoundError, match="mounted"):
+            read(location)
     gone = find_places(LocalStorage(job.location_path))
     assert not gone.queries
     assert "mounted" in gone.unreadable[0]
@@ -165,14 +167,17 @@ def test_a_directory_that_is_gone_is_not_begun_anew(job: Job) -> None:
     job.feed.add(events_of(1))
     with refused_start(job, a / query.id, "mount", "savepoint"):
         job.run()
+    with refused_start(job, a / query.id, "mount", "checkpointsDirectory"):
+        ckpt.rollback(str(job.location_path), "chk-1")
     with refused_start(job, a / query.id, job.base / "c" / query.id, "gone"):
         at(job, job.base / "c").run()
     with refused_start(job, a / query.id, "gone"):
         job.using({CHECKPOINT_DIR: job.checkpoint_path.parent / "x"}).run()
     a.rmdir()
     b.rename(a)
-    run_exactly(job)
+    newest = newest_checkpoint(run_exactly(job))
     a.rename(b)
+    ckpt.rollback(str(job.location_path), Path(newest).name, str(b))
     run_exactly(at(job, b))
     shutil.rmtree(b)
     with refused_start(job, "restoreFrom", "savepoint"):

@@ -76,7 +76,7 @@ def decision(
     has_epochs: bool = True,
 ) -> Decision:
     place = CheckpointsPlace.of_setting(location, directory)
-    return decide(inspect(place, QUERY, (), lambda: needed, has_epochs=has_epochs))
+    return decide(inspect(place, QUERY, lambda: needed, has_epochs=has_epochs))
 
 
 def spellings(directory: str, tmp_path: Path) -> list[str]:
@@ -159,6 +159,20 @@ def test_a_location_without_an_epoch_is_bound_to_no_directory(
     assert decision(location, directory, has_epochs=False) == Decision(is_new=True)
     place.checkpoints(QUERY).write("chk-1/_author", [b"x"])
     assert decision(location, directory, has_epochs=False).refusal is not None
+
+
+def test_a_directory_inside_of_a_location_on_a_server_is_recorded_by_its_path_there(
+    s3_url: str,
+) -> None:
+    location = open_storage(f"{s3_url}/loc")
+    for directory, inside in ((f"{s3_url}/loc/a/b/", "a/b"), (f"{s3_url}/loc", "")):
+        place = CheckpointsPlace.of_setting(location, directory)
+        assert place.record() == PlaceRecord(inside=inside)
+        moved = CheckpointsPlace.of_record(open_storage(f"{s3_url}/moved"), place.record())
+        assert moved.root is not None
+        assert moved.root.url == f"{s3_url}/moved/{inside}".rstrip("/")
+    beside = CheckpointsPlace.of_setting(location, f"{s3_url}/location-2")
+    assert beside.record() == PlaceRecord(directory=f"{s3_url}/location-2")
 
 
 def test_the_newest_record_counts(location: LocalStorage, directory: str) -> None:
