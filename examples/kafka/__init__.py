@@ -2,4 +2,6 @@
 
 ``python -m examples.kafka`` starts a broker of its own, in another process. ``source.py`` is the
 data source, to copy into a job where Spark's own Kafka source is not installed.
+
+It needs the package ``confluent-kafka``: ``pip install confluent-kafka``.
 """
