@@ -159,6 +159,8 @@ def handles_written_in(
         return None  # Spark has dropped an entry
     if not stores <= STORES_WITH_CHANGES:
         return None
+    if not query.spark_log.has_changes(operator_id, epochs.start):
+        return None  # an error of Spark's tasks says the same, in the log of a server
     written = encoded_handles_written_in(spark, query.checkpoint_location, epochs, operator_id)
     return None if written is None else list(map(decode_handle, written))
 
@@ -171,6 +173,8 @@ def _if_all_wrote(
     if parallelism > FEW_PARTITIONS:
         return []
     if query.spark_log.offsets_entry(epoch).state_store not in STORES_WITH_CHANGES:
+        return []
+    if not query.spark_log.has_changes(operator_id, epoch):
         return []
     handles = _by_subtask(written_handles(spark, query.checkpoint_location, epoch, operator_id))
     of_all = [(subtask, epoch) for subtask in range(parallelism)]
