@@ -17,6 +17,7 @@ import pytest
 from jupyter_client.manager import KernelManager
 
 import pyspark_ckpt as ckpt
+from tests.program_log import FORMAT, complaints
 from tools import draw_speed
 
 ROOT = Path(__file__).parents[1]
@@ -71,6 +72,7 @@ def run_as_it_stands(program: str, directory: Path) -> str:
     )  # fmt: skip
     assert finished.returncode == 0, finished.stdout[-4000:] + finished.stderr[-4000:]
     assert " INFO " not in finished.stderr, "Spark's log is at level WARN, as PySpark sets it"
+    assert not complaints(finished.stderr), finished.stderr[-8000:]
     return finished.stdout
 
 
@@ -104,6 +106,16 @@ def test_the_program_and_the_commands_of_the_readme_run_as_they_stand(tmp_path: 
     assert re.search(r"user 1\D+3\b", shown[0])
     assert "user 1" not in shown[1]
     assert "savepoint-" in shown[2]
+
+
+@pytest.mark.reach
+@pytest.mark.own_jvm
+def test_the_program_of_the_readme_runs_over_connect_as_it_does_classic(tmp_path: Path) -> None:
+    """Both logs are checked; the server of its own ends with it, and nobody warns of that."""
+    (program,) = python_blocks(ROOT / "README.md")
+    remote = program.replace('.master("local[2]")', '.remote("local[2]")')
+    assert remote != program
+    run_as_it_stands(remote, tmp_path)
 
 
 def test_the_readme_names_factors_that_the_results_have() -> None:
@@ -202,4 +214,4 @@ def test_notebooks_run_in_this_environment() -> None:
 
 
 def _environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(ROOT)}
+    return {**os.environ, "PYTHONPATH": f"{FORMAT}{os.pathsep}{ROOT}"}

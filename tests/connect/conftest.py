@@ -14,6 +14,7 @@ import pytest
 
 pytest.importorskip("grpc_status", reason="no client of Spark Connect")
 
+from tests.program_log import FORMAT, complaints
 from tests.servers.connect import connect_server
 
 ROOT = str(Path(__file__).parents[2])
@@ -25,9 +26,22 @@ RunClient = Callable[..., str]
 
 
 @pytest.fixture(scope="session")
-def connect_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with connect_server(tmp_path_factory.mktemp("connect")) as url:
+def server_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("connect")
+
+
+@pytest.fixture(scope="session")
+def connect_url(server_directory: Path) -> Iterator[str]:
+    with connect_server(server_directory) as url:
         yield url
+
+
+@pytest.fixture
+def logged(server_directory: Path, connect_url: str) -> Callable[[], str]:  # it runs
+    """Return a function that returns what the server has logged since the test began."""
+    log = server_directory / "server.log"
+    before = log.stat().st_size
+    return lambda: log.read_bytes()[before:].decode()
 
 
 @pytest.fixture
@@ -42,17 +56,24 @@ def quickstart(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def run_client() -> RunClient:
-    """Return a function that runs a program with ``SPARK_REMOTE``, and returns what it printed."""
+    """Return a function that runs a program with ``SPARK_REMOTE``, and returns what it printed.
+
+    A quiet one logs no error, and no warning.
+    """
 
     def run(
-        program: Path, remote: str, *arguments: object, python: Path | str = sys.executable
+        program: Path,
+        remote: str,
+        *arguments: object,
+        python: Path | str = sys.executable,
+        is_quiet: bool = False,
     ) -> str:
         client = subprocess.Popen(
             [str(python), "-X", "faulthandler", "-W", "ignore", str(program), *map(str, arguments)],
             env={
                 **os.environ,
                 "SPARK_REMOTE": remote,
-                "PYTHONPATH": ROOT,
+                "PYTHONPATH": f"{FORMAT}{os.pathsep}{ROOT}",
                 "PYSPARK_PYTHON": str(python),
                 "PYSPARK_DRIVER_PYTHON": str(python),
             },
@@ -66,6 +87,7 @@ def run_client() -> RunClient:
             client.send_signal(signal.SIGABRT)  # it then writes where each of its threads is
             printed, errors = client.communicate()
         assert client.returncode == 0, f"{client.returncode}: {printed}\n{errors[-10_000:]}"
+        assert not (is_quiet and complaints(errors)), errors[-10_000:]
         return printed
 
     return run

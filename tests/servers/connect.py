@@ -39,7 +39,7 @@ def connect_server(
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.codegen.wholeStage": "false",
-        "spark.log.level": "ERROR",
+        "spark.log.level": "WARN",
         **(conf or {}),
     }
     home = pyspark_home(python)

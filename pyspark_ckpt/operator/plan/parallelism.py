@@ -74,7 +74,7 @@ def parallelism_key(spark: SparkSession) -> str:
 
 
 def report_parallelism(spark: SparkSession, parallelism: int) -> None:
-    """Log a warning if a query's parallelism was not set, or is far too high."""
+    """Log which parallelism was chosen, or a warning if it is far too high."""
     at_once = _tasks_at_once(spark)
     if parallelism > _MANY_PER_CORE * at_once:
         logger.warning(
@@ -86,7 +86,7 @@ def report_parallelism(spark: SparkSession, parallelism: int) -> None:
             PARALLELISM,
         )
     elif set_parallelism(spark) is None:
-        logger.warning(
+        logger.info(
             "parallelism %s was chosen from the number of cores, because it is not set: set %s to "
             "choose it, and to keep it on other machines",
             parallelism,
