@@ -23,6 +23,7 @@ CkptError
 │   ├── CheckpointAbortedError (RuntimeError)        this checkpoint or savepoint was not made
 │   ├── FencedError (RuntimeError)                   another driver has taken over the query
 │   ├── FailedCheckpointsError (RuntimeError)        too many were not made: the query was stopped
+│   │   └── SessionEndedError                        the query ended with its Spark session
 │   └── RestoreError (ValueError)                    the query cannot start from this checkpoint
 
 Every message says what happened, where (query, operator uid, subtask, path) and what to do next.
@@ -185,6 +186,15 @@ class FencedError(CheckpointError, RuntimeError):
 
 class FailedCheckpointsError(CheckpointError, RuntimeError):
     """A query was stopped because too many checkpoints in a row failed."""
+
+
+class SessionEndedError(FailedCheckpointsError):
+    """The query has ended with its Spark session: ``spark.stop()``, its JVM or its server.
+
+    `epoch` is the newest committed epoch if it had no checkpoint yet, else ``None``.
+    """
+
+    epoch: int | None = None
 
 
 class RestoreError(CheckpointError, ValueError):

@@ -12,7 +12,7 @@ from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.query.query import CheckpointedQuery
 from pyspark_ckpt.restarting.rules import Load, Proposal, RescaleRules, load_of
 from pyspark_ckpt.spark.query import progress_since
-from pyspark_ckpt.spark.session import is_running
+from pyspark_ckpt.spark.session import why_ended
 
 POLL_S = 2.0
 
@@ -54,7 +54,7 @@ class _Follower:
                 self._look()
                 has_failed = False
             except Exception as exc:
-                if not is_running(self._query._spark):
+                if why_ended(self._query._spark) is not None:
                     return
                 if not has_failed:  # once, however long it lasts
                     logger.warning(

@@ -181,6 +181,7 @@ class Restarts:
                 f"query {query.id} has a temporary location, which is deleted when the query ends: "
                 "start it with .option('checkpointLocation', path)"
             )
+        coordinator.check_session()
         if not query._query.isActive:
             raise query_has_ended(query.id)
         if coordinator.files.spark_log.committed_epoch() is None:
@@ -200,6 +201,9 @@ class Restarts:
 
         A query that stays stopped has failed, for everybody who waits for its end.
         """
+        if query._coordinator.session_error() is not None:
+            coordinator.stops.give_up_restart()
+            return  # a run of the next session may have begun
         if query._query.isActive:
             return
         if not coordinator.stops.may_start_again():

@@ -33,6 +33,7 @@ from pyspark_ckpt.snapshot.entries import StoredEntries, StoredRange, stored_ent
 from pyspark_ckpt.snapshot.reader import SnapshotReader, StoredOperator
 from pyspark_ckpt.snapshot.tables import state_table
 from pyspark_ckpt.snapshot.views import StateView
+from pyspark_ckpt.spark.session import why_ended
 
 _MOST_TRIES = 10
 """A read is tried again if an epoch was committed meanwhile, because older files are deleted."""
@@ -55,6 +56,7 @@ class LiveStates:
 
     def __init__(self, spark: SparkSession, files: QueryFiles) -> None:
         self.is_closed = False
+        self._spark = spark
         self._files = files
         self._states: dict[tuple[str, str], StateOfRun] = {}
         epochs = CommittedEpochs(files)
@@ -84,6 +86,15 @@ class LiveStates:
                 f"{', '.join(map(repr, declared)) or 'none'}"
             )
         return self._states.setdefault((uid, name), StateOfRun(operator, declared[name]))
+
+    def check_session(self) -> None:
+        """Raise a ``StateUseError`` if the Spark session of the run has ended."""
+        why = why_ended(self._spark)
+        if why is not None:
+            raise StateUseError(
+                f"query {self._files.query_id} has ended, because {why}: open its "
+                "checkpointLocation with open_state"
+            )
 
     def close(self) -> None:
         """Read no more, and remove the copies of state on this machine."""

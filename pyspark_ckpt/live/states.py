@@ -198,6 +198,7 @@ class LiveState:
             except Exception:
                 following = self._following(states)
                 if following is states:
+                    states.check_session()  # without one, errors of Spark have no reason
                     raise
             else:
                 # A restart in place exchanges files, and the read may have seen some of the others.

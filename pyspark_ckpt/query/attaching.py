@@ -17,6 +17,7 @@ from pyspark_ckpt.operator.descriptor import decode_descriptor, encode_descripto
 from pyspark_ckpt.query.coordinator import CheckpointCoordinator
 from pyspark_ckpt.query.query import CheckpointedQuery
 from pyspark_ckpt.query.stopping.drain import LastEpochs
+from pyspark_ckpt.restarting.turn import note_run
 from pyspark_ckpt.sessions import connect
 from pyspark_ckpt.sessions.kind import is_connect
 from pyspark_ckpt.sessions.query_records import (
@@ -29,7 +30,7 @@ from pyspark_ckpt.sessions.query_records import (
 from pyspark_ckpt.settings import Settings
 from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.spark.operators import StatefulOperators
-from pyspark_ckpt.spark.session import is_running
+from pyspark_ckpt.spark.session import why_ended
 from pyspark_ckpt.storage.open import open_storage
 
 
@@ -138,7 +139,7 @@ def _leave_all() -> None:
     for each in list(_known.values()):
         # Only what this process knows: PySpark's client no longer asks a server.
         has_ended = each.coordinator.has_ended or not is_connect(each.spark)
-        if not has_ended and is_running(each.spark):
+        if not has_ended and why_ended(each.spark) is None:
             each.coordinator.watched.leave()
 
 
@@ -257,6 +258,7 @@ def _attached(
 
     coordinator = CheckpointCoordinator(spark, query, files, record.settings, LastEpochs(log, None))
     coordinator.start()
+    note_run(coordinator)
     attached = CheckpointedQuery(spark, query, coordinator)
     remember(StartedQuery(spark, attached, coordinator), session, files, record.settings)
     return attached

@@ -8,11 +8,13 @@ with a reason, and the older checkpoints stay as they are.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
 import msgspec
+from py4j.protocol import Py4JError
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -29,6 +31,7 @@ from pyspark_ckpt.errors import (
     CkptError,
     FailedCheckpointsError,
     FencedError,
+    SessionEndedError,
 )
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.formats.modes import SavepointFormat
@@ -63,15 +66,22 @@ from pyspark_ckpt.query.stopping.failure import (
     checkpoints_stay,
     ended_without_epoch,
     last_checkpoint_failed,
+    not_saved_without_session,
     query_has_ended,
-    spark_ended,
+    session_ended,
 )
 from pyspark_ckpt.query.stopping.stops import Run, RunStops
 from pyspark_ckpt.savepoint.taker import SavepointTaker, nothing_committed
+from pyspark_ckpt.sessions.kind import is_connect
 from pyspark_ckpt.settings import Retention, Settings
 from pyspark_ckpt.spark.callback_thread import end_callback_thread
 from pyspark_ckpt.spark.query import ended_within, idle_ms, progress_since
-from pyspark_ckpt.spark.session import has_ended, reading_session
+from pyspark_ckpt.spark.session import (
+    keep_in_use,
+    reading_session,
+    release_ended,
+    why_ended,
+)
 from pyspark_ckpt.storage.open import Storage
 from pyspark_ckpt.storage.retrying import RetryingStorage
 from pyspark_ckpt.stores.base import CompletedCheckpointStore
@@ -127,7 +137,7 @@ class CheckpointCoordinator:
         self._files = files
         self._settings = settings
         self._under_way = WorkUnderWay()
-        self._spark_has_ended = False
+        self._outcome: Exception | None = None
         self._race = EpochRace(streaming_query, files.spark_log)
         storage = RetryingStorage(files.storage)
         self._runner = runner_of(self._spark, files, storage, settings, store)
@@ -138,7 +148,7 @@ class CheckpointCoordinator:
             partial(progress_since, streaming_query),
             self._runner.metadata_of,
         )
-        self.watched = WatchedQuery(streaming_query, self._recorder.failed)
+        self.watched = WatchedQuery(streaming_query, self._recorder.failed, self._end_of_session)
         self._taker = CheckpointTaker(
             self._runner,
             self._race,
@@ -218,9 +228,78 @@ class CheckpointCoordinator:
         return location if checkpoints.url.startswith(f"{location.url}/") else checkpoints
 
     @property
+    def run_id(self) -> str:
+        """Spark's id of the run."""
+        return self._recorder.run_id
+
+    @property
     def failure(self) -> FailedCheckpointsError | None:
         """Why the coordinator stopped the query, or what failed at the query's end."""
         return self.watched.failure
+
+    @property
+    def outcome(self) -> Exception | None:
+        """The error with which the run has ended, as far as it is known without Spark."""
+        return self.failure or self._outcome
+
+    def session_error(self) -> SessionEndedError | None:
+        """Return the error of a run whose Spark session has ended under it."""
+        return self.watched.session_error()
+
+    def why_session_ended(self) -> str | None:
+        """Return why the run's session is gone, also after the run's own end; else ``None``."""
+        return why_ended(self._spark)
+
+    def _end_of_session(self) -> SessionEndedError | None:
+        """Return the error of the run if its session has ended; it then has no fence any more."""
+        why = why_ended(self._spark)
+        if why is None:
+            return None
+        self._runner.fence.give_way()
+        return session_ended(self._files.query_id, why, self._newest_without_checkpoint())
+
+    def _newest_without_checkpoint(self) -> int | None:
+        try:
+            epoch = self._files.spark_log.committed_epoch()
+        except (CkptError, OSError) as exc:
+            logger.warning("%s: its newest epoch is unknown: %s", self._name, exc)
+            return None
+        return None if epoch is None or self._runner.covers(epoch) else epoch
+
+    def is_at(self, location: str, query_id: str | None) -> bool:
+        """Return whether it is a run at a location, or of a query."""
+        files = self._files
+        return files.spark_log.storage.url == location or files.query_id == query_id
+
+    def end_if_session_ended(self, *, waits: bool) -> None:
+        """Let a run whose session has ended do nothing any more; perhaps wait for its end."""
+        if not self.has_ended and self.session_error() is not None:
+            release_ended(self._spark)  # else a call waits for minutes for a server that is gone
+            if waits:
+                self.join(self.timeout_s)
+
+    @contextmanager
+    def _while_session_lasts(self) -> Iterator[None]:
+        """Raise an error with a reason if the session has ended, or ends meanwhile."""
+        self.check_session()
+        try:
+            yield
+        except Exception:
+            self.check_session()
+            raise
+
+    def check_session(self) -> None:
+        """Refuse to act for a run whose session has ended.
+
+        Raises
+        ------
+        CheckpointAbortedError
+            If it has.
+        """
+        why = self.why_session_ended()
+        if why is not None:
+            self.session_error()
+            raise not_saved_without_session(self._files.query_id, why)
 
     @property
     def metrics_reporters(self) -> dict[str, str]:
@@ -291,7 +370,8 @@ class CheckpointCoordinator:
         CheckpointAbortedError
             If it was aborted; its `reason` says why.
         """
-        taken = self._taker.take(periodic=False, waits_for_listeners=waits_for_listeners)
+        with self._while_session_lasts():
+            taken = self._taker.take(periodic=False, waits_for_listeners=waits_for_listeners)
         if taken is Refusal.NO_NEW_EPOCH and (newest := self._runner.newest()) is not None:
             return newest
         if isinstance(taken, CompletedCheckpoint):
@@ -312,7 +392,7 @@ class CheckpointCoordinator:
     ) -> Savepoint:
         """Take a savepoint of the newest committed epoch; as :meth:`SavepointTaker.take`."""
         try:
-            with log_fields(query=self._files.query_id):
+            with log_fields(query=self._files.query_id), self._while_session_lasts():
                 return self._savepoints.take(directory, savepoint_format, is_noted=is_noted)
         except CheckpointAbortedError as exc:
             if exc.reason != AbortReason.NO_COMMITTED_EPOCH or self._query.isActive:
@@ -361,10 +441,9 @@ class CheckpointCoordinator:
         has_failed = False
         try:
             while not ended_within(self._query, self._wait_seconds()):
-                if has_ended(self._spark):
-                    has_failed = self._spark_has_ended = True
-                    self._note_end_of_spark()
+                if self.session_error() is not None:
                     break
+                keep_in_use(self._spark)
                 self._housekeeping.do(has_won=self._race.has_won)
                 if self._runner.due_in_ms() <= 0:
                     self._taker.take_periodic()
@@ -374,7 +453,41 @@ class CheckpointCoordinator:
             self.watched.cannot_continue(exc)
         if self.watched.is_left:
             return  # without an end of the run, because the query runs on
+        if self._ended_with_session(has_failed=has_failed):
+            self._end_with_session()
+            return
+        self.watched.end()
         self._end(has_failed=has_failed or self.failure is not None)
+
+    def _ended_with_session(self, *, has_failed: bool) -> bool:
+        """Return whether the run has ended because its session did.
+
+        A server stops the queries of a session that ends, as if somebody had asked for it.
+        """
+        by_itself = not has_failed and not is_connect(self._spark)
+        if self.failure is None and (by_itself or self.stops.is_unwanted):
+            return False
+        return self.session_error() is not None
+
+    def _end_with_session(self) -> None:
+        """End a run whose session has ended: it takes and deletes no checkpoint any more.
+
+        A run of the next session may have begun, and what is unfinished is its work.
+        """
+        self._try("stopping Spark's query", self._stop_without_session)
+        self._try("closing the live states", self.live.close)
+        self._record_end()
+        if self._reporters is not None:
+            self._try("ending the reports of metrics", self._reporters.close)
+        self._try("refusing requests", self.refuse_requests)
+        self._try("closing the checkpoints", self._runner.close)
+
+    def _stop_without_session(self) -> None:
+        """End Spark's own thread, which would begin an epoch as soon as there is input."""
+        release_ended(self._spark)
+        if not is_connect(self._spark):
+            with suppress(Py4JError, OSError):  # the JVM is gone
+                self._query.stop()
 
     def _wait_seconds(self) -> float:
         return min(max(self._runner.due_in_ms(), 1), POLL_MS) / 1000
@@ -411,14 +524,14 @@ class CheckpointCoordinator:
         """Record why the query ended, behind the checkpoints that ended before."""
         self.listeners.wait_for_own(LISTENERS_PATIENCE_S)
         error: Exception | None = self.failure
-        if error is None and self._spark_has_ended:  # and cannot be asked
-            error = CkptError("Spark, or its server, ended while the query ran")
         if error is None:
             try:
                 error = library_error(self._query.exception())
             except Exception as exc:  # Spark ends now
                 error = exc
-        self._recorder.end(error, asks_spark=not self._spark_has_ended)
+        self._outcome = error
+        asks_spark = not (is_connect(self._spark) and why_ended(self._spark))
+        self._recorder.end(error, asks_spark=asks_spark)
 
     def _take_last(self) -> None:
         try:
@@ -461,11 +574,6 @@ class CheckpointCoordinator:
     def _ended_without_epoch(self) -> CheckpointAbortedError:
         failure = self.failure or self._query.exception()
         return ended_without_epoch(self._files.query_id, failure)
-
-    def _note_end_of_spark(self) -> None:
-        epoch = self._files.spark_log.committed_epoch()
-        if epoch is not None and not self._runner.covers(epoch):
-            self.watched.note(spark_ended(self._files.query_id, epoch))
 
     @property
     def _name(self) -> str:

@@ -28,12 +28,15 @@ from pyspark_ckpt.operator.descriptor import (
 )
 from pyspark_ckpt.query.coordinator import CheckpointCoordinator
 from pyspark_ckpt.query.entries_frame import as_spark_frame
+from pyspark_ckpt.query.session_errors import says_that_session_ended
+from pyspark_ckpt.query.stopping.failure import not_without_session
 from pyspark_ckpt.restarting.turn import Turn
 from pyspark_ckpt.settings import RUNTIME_KEY
 from pyspark_ckpt.spark.query import change_conf, java_query, progress_since
 from pyspark_ckpt.storage.retrying import RetryingStorage
 
 
+@says_that_session_ended
 class ObservedQuery(StreamingQuery):
     """The part of a :class:`CheckpointedQuery` that only looks at the query.
 
@@ -72,12 +75,12 @@ class ObservedQuery(StreamingQuery):
     @property
     def id(self) -> str:
         """The query's id, which it keeps when it is started again; as ``StreamingQuery.id``."""
-        return self._query.id
+        return self._coordinator.files.query_id
 
     @property
     def runId(self) -> str:
         """The id of this run of the query; as ``StreamingQuery.runId``."""
-        return self._query.runId
+        return self._coordinator.run_id
 
     def capture(self, epochs: int | Iterable[int], uid: str | None = None) -> Capture:
         """Have epochs of the running query captured, from the next one that begins.
@@ -104,7 +107,8 @@ class ObservedQuery(StreamingQuery):
         CorruptFileError
             If an earlier request is damaged.
         CheckpointAbortedError
-            If the query is being restarted in place for longer than a checkpoint may take.
+            If the query is being restarted in place for longer than a checkpoint may take, or its
+            session has ended.
 
         Examples
         --------
@@ -112,6 +116,7 @@ class ObservedQuery(StreamingQuery):
         Capture(epochs=[100, 101, 102])
         """
         with self._turn.taken_unless_in_batch(self._coordinator.timeout_s):
+            self._coordinator.check_session()
             files = self._coordinator.files
             checkpoints = RetryingStorage(files.storage)
             capture = Capture(checkpoints, files.spark_log, epochs, uid)
@@ -123,14 +128,18 @@ class ObservedQuery(StreamingQuery):
     @property
     def name(self) -> str:
         """The query's name, ``None`` if it has none; as ``StreamingQuery.name``."""
-        return self._query.name
+        return self._coordinator.files.query_name  # type: ignore[return-value]  # or `None`
 
     @property
     def isActive(self) -> bool:
         """Whether the query runs; as ``StreamingQuery.isActive``.
 
-        Also while it is restarted in place, and until a stop with a savepoint has made it.
+        Also while it is restarted in place, and until a stop with a savepoint has made it. A query
+        ends with its session: after ``spark.stop()`` it does not run.
         """
+        if self._why_session_ended() is not None:
+            self._coordinator.session_error()
+            return False
         run = self._query
         if run.isActive or self._is_restarting or self._coordinator.stops.is_saving:
             return True
@@ -139,6 +148,10 @@ class ObservedQuery(StreamingQuery):
     @property
     def status(self) -> dict[str, Any]:
         """What the query does now; as ``StreamingQuery.status``."""
+        error = self._coordinator.session_error()
+        if error is not None:  # Spark's own query says that it waits for input
+            message = f"Terminated with exception: {error}"
+            return {"message": message, "isDataAvailable": False, "isTriggerActive": False}
         return self._query.status
 
     @property
@@ -193,13 +206,19 @@ class ObservedQuery(StreamingQuery):
         ------
         OSError
             If the checkpoints cannot be listed.
+        SessionEndedError
+            If the session of the query has ended; :meth:`history` needs none.
 
         Examples
         --------
         >>> query.checkpoints().select("kind", "status").distinct().orderBy("kind").collect()
         [Row(kind='checkpoint', status='completed'), Row(kind='savepoint', status='completed')]
         """
-        return as_spark_frame(self._spark, self._coordinator.entries())
+        entries = self._coordinator.entries()
+        why = self._why_session_ended()
+        if why is not None:  # Spark would fail when the frame is read
+            raise not_without_session(self.id, "checkpoints()", why)
+        return as_spark_frame(self._spark, entries)
 
     @property
     def lastOperatorProgress(self) -> list[dict[str, Any]]:
@@ -351,7 +370,15 @@ class ObservedQuery(StreamingQuery):
 
     # Of the run that there is: the query may be restarted in place while it is watched.
     def _progress_since(self, epoch: int | None) -> list[dict[str, Any]]:
-        return progress_since(self._query, epoch)
+        try:
+            return progress_since(self._query, epoch)
+        except Exception:
+            if self._why_session_ended() is None:
+                raise
+            return []  # the view still has the checkpoints
+
+    def _why_session_ended(self) -> str | None:
+        return self._coordinator.why_session_ended()
 
     def _entries(self) -> list[HistoryEntry]:
         return self._coordinator.entries()

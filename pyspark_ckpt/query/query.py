@@ -18,10 +18,12 @@ from pyspark_ckpt.history.records import CompletedCheckpoint, Savepoint
 from pyspark_ckpt.query.coordinator import CheckpointCoordinator
 from pyspark_ckpt.query.failure import library_error, library_errors
 from pyspark_ckpt.query.restartable import RestartableQuery, Restarter
+from pyspark_ckpt.query.session_errors import says_that_session_ended
 from pyspark_ckpt.spark.paths import usable_directory
 from pyspark_ckpt.spark.query import await_input
 
 
+@says_that_session_ended
 class CheckpointedQuery(RestartableQuery):
     """A query started by :func:`pyspark_ckpt.write_stream`.
 
@@ -157,7 +159,8 @@ class CheckpointedQuery(RestartableQuery):
         NotBuiltYetError, UnsafePathError
             If there is no storage for the directory's scheme, or its path steps upwards.
         CheckpointAbortedError, CorruptFileError
-            If the savepoint could not be made, or no epoch is committed yet; no file of it remains.
+            If the savepoint could not be made, no epoch is committed yet, or the query's session
+            has ended; no file of it remains.
         OSError
             If the directory cannot be written.
 
@@ -167,6 +170,7 @@ class CheckpointedQuery(RestartableQuery):
         >>> native.format
         'NATIVE'
         """
+        self._coordinator.check_session()
         target = None if directory is None else usable_directory(self._spark, str(directory))
         kind = SavepointFormat.of(format)
         return self._asked(lambda coordinator: coordinator.trigger_savepoint(target, kind))
@@ -263,6 +267,7 @@ class CheckpointedQuery(RestartableQuery):
         >>> query.isActive
         False
         """
+        self._coordinator.check_session()
         target = None if directory is None else usable_directory(self._spark, str(directory))
         with self._turn.taken("stopWithSavepoint"):
             return self._coordinator.stops.with_savepoint(
@@ -286,7 +291,9 @@ class CheckpointedQuery(RestartableQuery):
         ------
         FailedCheckpointsError
             If the query was stopped because it could not be checkpointed, if its last checkpoint
-            failed, or if it was stopped for a savepoint that was not made.
+            failed, or if it was stopped for a savepoint that was not made. It is a
+            :class:`SessionEndedError` if ``spark.stop()`` came before ``query.stop()``, or the JVM
+            has ended.
         StreamingQueryException
             If the query failed. It is also an error of this library, such as
             :class:`ProcessorError`, where such an error made the query fail.
@@ -301,6 +308,9 @@ class CheckpointedQuery(RestartableQuery):
         while True:
             query = self._query
             ended = self._await_run(query, left)
+            if self._coordinator.session_error() is not None:
+                ended = True
+                break
             if ended is False or not self._has_another_run(query, left):
                 break
             if deadline is not None and (left := deadline - time.monotonic()) <= 0:
@@ -312,13 +322,28 @@ class CheckpointedQuery(RestartableQuery):
 
     def _await_run(self, query: StreamingQuery, timeout: float | None) -> bool | None:
         with library_errors():
+            if self._coordinator.session_error() is not None:
+                return True  # Spark's own query may never end
             try:
                 return query.awaitTermination(timeout)  # type: ignore[arg-type]  # floats, too
-            except StreamingQueryException:
+            except Exception as exc:
+                if self._coordinator.session_error() is not None:
+                    return True
+                if not isinstance(exc, StreamingQueryException):
+                    return self._ended_before(exc)
                 if self._has_another_run(query, None):
                     return True
                 self._coordinator.join()  # it may have to delete the checkpoints
                 raise
+
+    def _ended_before(self, error: Exception) -> bool:
+        """Return true if the query had ended before its session did, else raise the error."""
+        coordinator = self._coordinator
+        if coordinator.why_session_ended() is None or not coordinator.has_ended:
+            raise error
+        if coordinator.outcome is not None:
+            raise coordinator.outcome
+        return True
 
     def processAllAvailable(self) -> None:
         """Wait until all available input was processed; as ``StreamingQuery``.
@@ -343,13 +368,24 @@ class CheckpointedQuery(RestartableQuery):
         """
         while True:
             query = self._query
-            with library_errors():
-                if self._runs_without_input:
-                    await_input(query)
-                else:
-                    query.processAllAvailable()
+            if self._coordinator.session_error() is not None:
+                break
+            try:
+                with library_errors():
+                    if self._runs_without_input:
+                        await_input(query)
+                    else:
+                        query.processAllAvailable()
+            except Exception as exc:
+                if self._coordinator.session_error() is not None:
+                    break
+                if isinstance(exc, StreamingQueryException):
+                    raise
+                self._ended_before(exc)
             if not self._has_another_run(query, None):
                 break
+        if self._coordinator.session_error() is not None:
+            self._coordinator.join()
         self._raise_failure()
 
     @property
@@ -371,7 +407,15 @@ class CheckpointedQuery(RestartableQuery):
         >>> print(query.exception())
         None
         """
-        return self._coordinator.failure or library_error(self._query.exception())
+        coordinator = self._coordinator
+        if coordinator.session_error() is not None or coordinator.failure is not None:
+            return coordinator.failure
+        try:
+            return library_error(self._query.exception())
+        except Exception:
+            if coordinator.why_session_ended() is None or not coordinator.has_ended:
+                raise
+            return coordinator.outcome
 
     def stop(self) -> None:
         """Stop the query and wait for its last checkpoint.
@@ -383,7 +427,8 @@ class CheckpointedQuery(RestartableQuery):
         Raises
         ------
         FailedCheckpointsError
-            As :meth:`awaitTermination`, unless it was raised before.
+            As :meth:`awaitTermination`, unless it was raised before, or the query had ended with
+            its session and every epoch has a checkpoint.
 
         Examples
         --------
@@ -393,13 +438,17 @@ class CheckpointedQuery(RestartableQuery):
         """
         with self._turn.taken_unless_in_batch(), library_errors():
             query, coordinator = self._to_be_stopped()
-            query.stop()
+            if coordinator.why_session_ended() is None:
+                query.stop()
         # Without the turn: a listener that the coordinator waits for may ask for it.
         coordinator.join()
-        if not self._is_failure_raised:
+        error = coordinator.session_error()
+        has_all = error is not None and error.epoch is None
+        if not self._is_failure_raised and not has_all:
             self._raise_failure()
 
     def _raise_failure(self) -> None:
+        self._coordinator.session_error()  # the failure, if the session has ended
         if self._coordinator.failure is not None:
             self._is_failure_raised = True
             raise self._coordinator.failure

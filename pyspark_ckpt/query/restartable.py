@@ -17,6 +17,7 @@ from pyspark_ckpt.history.listener import CheckpointListener
 from pyspark_ckpt.live.run_states import LiveStates
 from pyspark_ckpt.query.coordinator import CheckpointCoordinator
 from pyspark_ckpt.query.observed import ObservedQuery
+from pyspark_ckpt.query.session_errors import says_that_session_ended
 from pyspark_ckpt.restarting.record import InPlaceRestart
 from pyspark_ckpt.spark.program import Program, check_program
 from pyspark_ckpt.stores.base import CompletedCheckpointStore
@@ -52,6 +53,7 @@ class Restarter(Protocol):
         """
 
 
+@says_that_session_ended
 class RestartableQuery(ObservedQuery):
     """The part of a :class:`CheckpointedQuery` that restarts it in place.
 
@@ -209,6 +211,9 @@ class RestartableQuery(ObservedQuery):
             self._is_restarting, self._restarts_in = True, threading.get_ident()
             try:
                 return restarter.restart(self, program, parallelism, reason)
+            except Exception:
+                self._coordinator.check_session()
+                raise
             finally:
                 with self._changed:
                     self._is_restarting, self._restarts_in = False, None

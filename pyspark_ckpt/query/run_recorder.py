@@ -108,6 +108,11 @@ class RunRecorder(CheckpointListener):
             target=self._run, name=f"pyspark_ckpt run log {started.query_id}", daemon=True
         )
 
+    @property
+    def run_id(self) -> str:
+        """Spark's id of the run."""
+        return self._started.run_id
+
     def start(self) -> None:
         """Begin to record."""
         self._thread.start()

@@ -38,7 +38,7 @@ from pyspark_ckpt.query.failure import library_errors
 from pyspark_ckpt.query.query import CheckpointedQuery
 from pyspark_ckpt.query.restartable import Restarter
 from pyspark_ckpt.query.stopping.drain import LastEpochs
-from pyspark_ckpt.restarting.turn import turn_of
+from pyspark_ckpt.restarting.turn import end_former_runs, note_run, turn_of
 from pyspark_ckpt.restore.claim import ClaimedSource, check_claim_at_temporary
 from pyspark_ckpt.restore.location.start_location import StartLocation
 from pyspark_ckpt.restore.plan import RestoreMigrations, RestorePlan, RestoreRequest, plan_of
@@ -186,8 +186,12 @@ class QueryStart:
             The query of the last run at this location, which becomes this run.
         """
         self._continued = continued
+        self._end_former_runs()
         with self.alone():
             return self._run()
+
+    def _end_former_runs(self) -> None:
+        end_former_runs(self._location.storage)
 
     def alone(self) -> AbstractContextManager[object]:
         """Return a context in which nothing else of this process starts at the location."""
@@ -196,6 +200,7 @@ class QueryStart:
     def fill(self) -> None:
         """Fill the fresh location from what the query is restored from; start nothing."""
         location = self._location
+        self._end_former_runs()
         with self.alone():
             location.check_parallelism(self._spark, self._settings.parallelism)
             self._fill_location()
@@ -455,6 +460,7 @@ class QueryStart:
         if self._continued is not None:
             self._continued._hand_on(coordinator)  # noqa: SLF001  # its start
         coordinator.start()
+        note_run(coordinator)
         if self._spark_query.location_is_temporary:
             self._delete_location_at_the_end(coordinator, query)
         coordinated = self._continued

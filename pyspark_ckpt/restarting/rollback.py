@@ -45,7 +45,7 @@ from pyspark_ckpt.operator.descriptor import OperatorDescriptor
 from pyspark_ckpt.operator.quarantine.parked_keys import KEYS_STATE
 from pyspark_ckpt.operator.quarantine.releases import BEFORE_ALL, ReleaseFiles
 from pyspark_ckpt.restarting.silence import check_silent
-from pyspark_ckpt.restarting.turn import turn_of
+from pyspark_ckpt.restarting.turn import end_former_runs, turn_of
 from pyspark_ckpt.restore.location.exchange import (
     Exchange,
     begun_exchange,
@@ -174,6 +174,7 @@ def rollback(
     given = None
     if checkpointsDirectory is not None:
         given = open_storage(qualified_path(spark, str(checkpointsDirectory)))
+    end_former_runs(location)
     with turn_of(location.url):  # a restart in place of this process may be at it
         return _rolled_back(spark, location, given, to, force=force)
 

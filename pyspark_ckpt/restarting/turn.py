@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from weakref import WeakValueDictionary
+from typing import Protocol
+from weakref import WeakSet, WeakValueDictionary
 
 from pyspark_ckpt.abort_reason import AbortReason
-from pyspark_ckpt.errors import CheckpointAbortedError, ConfigurationError
+from pyspark_ckpt.errors import CheckpointAbortedError, CkptError, ConfigurationError
+from pyspark_ckpt.spark.log import SparkLog
+from pyspark_ckpt.storage.open import Storage
 
 in_batch_of: ContextVar[str | None] = ContextVar("in_batch_of", default=None)
 """The id of the query whose ``foreachBatch`` function this thread runs."""
@@ -21,6 +24,48 @@ in_batch_of: ContextVar[str | None] = ContextVar("in_batch_of", default=None)
 _locations: WeakValueDictionary[str, threading.Lock] = WeakValueDictionary()
 _locations_guard = threading.Lock()
 """Guards `_locations`, a lock for each."""
+
+
+class RunOfProcess(Protocol):
+    """A run of a query in this process."""
+
+    def is_at(self, location: str, query_id: str | None) -> bool:
+        """Return whether it is a run at a location, or of a query."""
+
+    def end_if_session_ended(self, *, waits: bool) -> None:
+        """Let a run whose Spark session has ended do nothing more; perhaps wait for its end."""
+
+
+_runs: WeakSet[RunOfProcess] = WeakSet()
+
+
+def note_run(run: RunOfProcess) -> None:
+    """Note a run of this process, for what acts on its location next."""
+    with _locations_guard:
+        _runs.add(run)
+
+
+def end_former_runs(location: Storage) -> None:
+    """End the runs of this process whose Spark session has ended, before a location changes.
+
+    ``spark.stop()`` leaves Spark's own thread of each query as it is. The thread would begin an
+    epoch beside a run of the next session, or on files that a rollback replaces. So this function
+    waits for the runs at the location.
+
+    Parameters
+    ----------
+    location
+        The location.
+    """
+    with _locations_guard:
+        runs = list(_runs)
+    if not runs:
+        return
+    query_id = None
+    with suppress(CkptError, OSError):  # whatever comes next says so
+        query_id = SparkLog(location).query_id()
+    for run in runs:
+        run.end_if_session_ended(waits=run.is_at(location.url, query_id))
 
 
 def turn_of(location: str) -> threading.Lock:

@@ -14,13 +14,15 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import wait
 from contextlib import contextmanager, suppress
 from functools import cache
 from itertools import count
 from queue import SimpleQueue
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary, finalize
+from weakref import WeakKeyDictionary, WeakSet, finalize
 
+from pyspark import SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -49,7 +51,18 @@ _REQUESTS = "ExecutePlanResponseReattachableIterator"
 _clones: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 """Sessions that the library made, each with the user's session."""
 
+_own_servers: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+"""The user's sessions of a server that this process started, each with the server's context."""
+
 _touched_at: WeakKeyDictionary[Any, float] = WeakKeyDictionary()
+
+_ending: WeakSet[Any] = WeakSet()
+"""Sessions of which a thread asks whether a query runs in them, to end them if not."""
+
+_ended_ids: dict[str, None] = {}
+"""The last sessions that the library has ended, oldest first."""
+
+_MOST_ENDED = 1000
 
 _number_of_new = count(1)
 
@@ -170,6 +183,17 @@ def session_of_id(spark: SparkSession, session_id: str) -> SparkSession:
     return session  # type: ignore[no-any-return]
 
 
+def was_ended(session_id: str) -> bool:
+    """Return whether the library has ended a session lately: a server logs an error if asked."""
+    return session_id in _ended_ids
+
+
+def _note_ended(session_id: str) -> None:
+    _ended_ids[session_id] = None
+    if len(_ended_ids) > _MOST_ENDED:
+        _ended_ids.pop(next(iter(_ended_ids)), None)
+
+
 def can_clone(spark: SparkSession) -> bool:
     """Return whether this version can copy a session with its views and functions."""
     return hasattr(spark, "cloneSession")
@@ -224,19 +248,56 @@ def is_unknown_session(error: PySparkException) -> bool:
     return str(error.getCondition()).startswith("INVALID_HANDLE.SESSION")
 
 
-def has_ended(spark: SparkSession) -> bool:
-    """Return whether a session was stopped.
+SESSION_STOPPED = "its Spark session was stopped"
+"""Why a query has ended that was not stopped itself."""
 
-    Keeps the session and the user's in use: the server closes a session that gets no call, and with
-    the user's session the record that another client needs.
+
+def why_ended(spark: SparkSession) -> str | None:
+    """Return why a session runs nothing any more, ``None`` while it may run; asks no server."""
+    session: Any = spark
+    users: Any = _clones.get(session, session)
+    if users.is_stopped:
+        return SESSION_STOPPED
+    if _has_lost_own_server(users):
+        return "its Spark Connect server, which this program started, was stopped"
+    return None
+
+
+def _has_lost_own_server(users: Any) -> bool:
+    """Return whether this process has stopped the server of a session that it had started."""
+    served_by = _own_servers.get(users)
+    return served_by is not None and served_by is not SparkContext._active_spark_context
+
+
+def server_ends_with_process(spark: SparkSession) -> bool:
+    """Return whether this process started the server of a session, so that it ends with it."""
+    session: Any = spark
+    return _clones.get(session, session) in _own_servers
+
+
+def keep_in_use(spark: SparkSession) -> None:
+    """Keep a session and the user's in use: the server closes a session that gets no call.
+
+    With the user's session it would close the record that another client needs.
+    """
+    _keep_in_use(spark)
+    _keep_in_use(_clones.get(spark, spark))
+
+
+def release_ended(spark: SparkSession) -> None:
+    """End the sessions that were made of one that has ended; the server then stops their queries.
+
+    A server of this process that was stopped is not asked: PySpark would wait minutes for it.
     """
     users: Any = _clones.get(spark, spark)
-    if users.is_stopped:
-        _release(users)
-        return True
-    _keep_in_use(spark)
-    _keep_in_use(users)
-    return False
+    for session in _kept():
+        if _clones.get(session) is not users:
+            continue
+        if _has_lost_own_server(users):
+            _clones.pop(session, None)
+            _close(session.client)
+        elif users.is_stopped:
+            end_session(session)
 
 
 def _keep_in_use(session: Any) -> None:
@@ -265,6 +326,8 @@ def _keep(session: Any, spark: SparkSession, ours: str | None) -> None:
         Its id if this process made it, ``None`` if another client may use it too.
     """
     users = _clones[session] = _clones.get(spark, spark)
+    if has_own_server():
+        _own_servers.setdefault(users, SparkContext._active_spark_context)
     ending = finalize(session, _unused.put, _Unused(session.client, users, ours))
     ending.atexit = False  # the server continues a query whose client ends
     _start_ending()
@@ -311,12 +374,13 @@ def _end_unused(client: Any, users: Any, ours: str | None) -> None:
     if ours is None or users.is_stopped or any(id_of(each) == ours for each in _kept()):
         return
     session = _connected(users, ours)  # the client of the unused object is closed
-    _clones[session] = users  # so the end of the process closes it
+    _ending.add(session)  # so the end of the process closes it, and nobody else asks it
     try:
         if not _active_ids(session):
-            session.client.release_session()
+            _note_ended(ours)
+            _release(session.client)
     finally:
-        _clones.pop(session, None)
+        _ending.discard(session)
         _close(session.client)
 
 
@@ -330,9 +394,19 @@ def _kept() -> list[Any]:
 def end_session(session: Any) -> None:
     """End a session that :func:`new_session` made; the server stops its queries."""
     _clones.pop(session, None)
+    _note_ended(id_of(session))
     with suppress(Exception):  # the server may have ended
-        session.client.release_session()
+        _release(session.client)
     _close(session.client)
+
+
+def _release(client: Any) -> None:
+    """Let the server end a session, once it knows that the client has all results.
+
+    PySpark says so in other threads, and a server logs an error if the session is gone by then.
+    """
+    wait(list(getattr(client, "_release_futures", ())), timeout=_RELEASED_WITHIN_S)
+    client.release_session()
 
 
 def _close(client: Any) -> None:
@@ -354,22 +428,15 @@ def _close(client: Any) -> None:
             atexit.unregister(getattr(client, name))
 
 
-def _release(users: Any) -> None:
-    """End the sessions that were made of a stopped one; the server then stops their queries."""
-    for session in _kept():
-        if _clones.get(session) is users:
-            end_session(session)
-
-
 def _close_all() -> None:
     """Close the sessions at the end of the process; gRPC waits without end if they close later."""
     sessions = _kept()
     owners = {id(users): users for users in map(_clones.get, sessions)}
     for users in [each for each in owners.values() if each is not None and each.is_stopped]:
-        releasing = threading.Thread(target=_release, args=(users,), daemon=True)
+        releasing = threading.Thread(target=release_ended, args=(users,), daemon=True)
         releasing.start()
         releasing.join(_RELEASED_WITHIN_S)  # the server may have ended with the user's session
-    for session in sessions:
+    for session in [*sessions, *_ending]:
         with suppress(Exception):
             session.client.close()
 

@@ -51,6 +51,8 @@ def records_of(spark: SparkSession) -> list[QueryRecord]:
 
 def running(spark: SparkSession, record: QueryRecord) -> tuple[SparkSession, StreamingQuery] | None:
     """Return the query of a record and its session, ``None`` if it has ended."""
+    if connect.was_ended(record.session_id):
+        return None
     session = connect.session_of_id(spark, record.session_id)
     try:
         active = [each for each in session.streams.active if each.id == record.query_id]

@@ -11,7 +11,7 @@ from typing import Protocol
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from pyspark_ckpt.errors import CkptError, ConfigurationError
+from pyspark_ckpt.errors import CkptError, ConfigurationError, SessionEndedError
 from pyspark_ckpt.history.records import Savepoint
 from pyspark_ckpt.log_fields import library_logger, log_fields
 from pyspark_ckpt.restarting.shadow_actions import ShadowActions, forget_shadow, note_shadow
@@ -23,6 +23,7 @@ from pyspark_ckpt.shadowing.promotion import Promotion
 from pyspark_ckpt.shadowing.report import ShadowReport, Tally
 from pyspark_ckpt.shadowing.rules import Rules
 from pyspark_ckpt.shadowing.states import differing_entries
+from pyspark_ckpt.spark.session import why_ended
 from pyspark_ckpt.storage.open import Storage
 
 _POLL_S = 0.2
@@ -95,6 +96,7 @@ class Shadow:
         directory: Storage,
         promoter: Promoter | None = None,
     ) -> None:
+        self._spark = spark
         self._query = query
         self._followed = followed
         self._forks = forks
@@ -323,9 +325,21 @@ class Shadow:
             try:
                 self._compare_until_over()
             except Exception as exc:
-                self._error = exc
-                self._tally.fail(f"it failed: {exc}")
-                logger.warning("the shadow of query %s failed: %s", self._query.id, exc)
+                self._error = error = self._with_reason(exc)
+                self._tally.fail(f"it failed: {error}")
+                logger.warning("the shadow of query %s failed: %s", self._query.id, error)
+
+    def _with_reason(self, error: Exception) -> Exception:
+        """Return an error, or the end of the session that it comes from."""
+        why = why_ended(self._spark)
+        if why is None:
+            return error
+        ended = SessionEndedError(
+            f"the shadow of query {self._query.id} has ended, because {why}: start the query "
+            "again, and begin the shadow again"
+        )
+        ended.__cause__ = error
+        return ended
 
     def _compare_until_over(self) -> None:
         poll_s = _REMOTE_POLL_S if self._directory.is_remote else _POLL_S

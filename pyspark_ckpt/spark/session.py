@@ -5,10 +5,12 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+from py4j.protocol import Py4JError
 from pyspark import RDD, SparkContext
 from pyspark.sql import DataFrame, GroupedData, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.sessions import connect
 from pyspark_ckpt.sessions.kind import is_connect
 
@@ -27,17 +29,13 @@ _SPARK = "spark."
 
 _making_session = threading.Lock()
 
+_TRIES = 2
+
+logger = library_logger(__name__)
+
 _STRING = "java.lang.String"
 _BETWEEN = "\0"
 """Between settings that are read in one call. A setting that has it itself is read on its own."""
-
-
-def is_running(spark: SparkSession) -> bool:
-    """Return whether the application of a session runs, which ``spark.stop()`` ends."""
-    if is_connect(spark):
-        client: Any = spark
-        return not client.is_stopped
-    return not context_is_stopped(spark.sparkContext)
 
 
 def context_is_stopped(context: SparkContext) -> bool:
@@ -61,12 +59,36 @@ def spark_writer(df: DataFrame) -> DataStreamWriter:
     return connect.stream_writer(df) if is_connect(df) else DataStreamWriter(df)
 
 
-def has_ended(spark: SparkSession) -> bool:
-    """Return whether the application of a session was stopped; PySpark has no public way."""
+def why_ended(spark: SparkSession) -> str | None:
+    """Return why a session runs nothing any more, ``None`` while it runs; asks no server.
+
+    ``spark.stop()`` ends all sessions of a classic driver, which share one application.
+    """
     if is_connect(spark):
-        return connect.has_ended(spark)
-    context: Any = spark.sparkContext._jsc
-    return context is None or bool(context.sc().isStopped())
+        return connect.why_ended(spark)
+    for _ in range(_TRIES):
+        context: Any = spark.sparkContext._jsc
+        if context is None:
+            return connect.SESSION_STOPPED
+        try:
+            return connect.SESSION_STOPPED if context.sc().isStopped() else None
+        except (Py4JError, OSError) as exc:
+            # A connection that was interrupted fails once, and the next call makes another one.
+            last: Exception = exc
+    logger.debug("no answer of the JVM: %s", last)
+    return "the JVM of its Spark application has ended"
+
+
+def keep_in_use(spark: SparkSession) -> None:
+    """Let a Spark Connect server see that a session is in use; it closes idle sessions."""
+    if is_connect(spark):
+        connect.keep_in_use(spark)
+
+
+def release_ended(spark: SparkSession) -> None:
+    """End what the library made of a session that has ended."""
+    if is_connect(spark):
+        connect.release_ended(spark)
 
 
 def tasks_at_once(spark: SparkSession) -> int:

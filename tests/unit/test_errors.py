@@ -19,7 +19,13 @@ from pyspark.errors import (
 import pyspark_ckpt
 import state_backends
 from pyspark_ckpt import errors
-from pyspark_ckpt.errors import CheckpointError, CkptError, PlanError, StateError
+from pyspark_ckpt.errors import (
+    CheckpointError,
+    CkptError,
+    FailedCheckpointsError,
+    PlanError,
+    StateError,
+)
 
 TREE = {
     "ConfigurationError": (CkptError, ValueError),
@@ -40,7 +46,7 @@ TREE = {
     "UnsafePathError": (CheckpointError, ValueError),
     "CheckpointAbortedError": (CheckpointError, RuntimeError),
     "FencedError": (CheckpointError, RuntimeError),
-    "FailedCheckpointsError": (CheckpointError, RuntimeError),
+    "SessionEndedError": (FailedCheckpointsError,),
     "RestoreError": (CheckpointError, ValueError),
 }
 """The leaves, each below its group and beside the builtin or PySpark's error that it is."""

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from pyspark.errors import PySparkException
 from pyspark.sql.streaming.query import StreamingQuery
 
 from pyspark_ckpt.abort_reason import AbortReason
-from pyspark_ckpt.errors import CheckpointAbortedError, FailedCheckpointsError
+from pyspark_ckpt.errors import (
+    CheckpointAbortedError,
+    FailedCheckpointsError,
+    SessionEndedError,
+)
 from pyspark_ckpt.log_fields import library_logger
+from pyspark_ckpt.sessions import connect
 from pyspark_ckpt.sessions.kind import is_connect
 from pyspark_ckpt.spark.jobs import error_text, task_error
 
@@ -35,12 +42,12 @@ def savepoint_under_way(query_id: str) -> CheckpointAbortedError:
     )
 
 
-def session_stopped(query_id: str) -> CheckpointAbortedError:
+def session_stopped(query_id: str, why: str) -> CheckpointAbortedError:
     """Return the error of a stop whose savepoint the end of the program prevented."""
     return CheckpointAbortedError(
-        f"query {query_id} was stopped without its savepoint, because the program stopped its "
-        "Spark session meanwhile: wait with query.awaitTermination(), which returns when the "
-        "savepoint is made. Start the query again, and repeat the stop",
+        f"query {query_id} was stopped without its savepoint, because {why} meanwhile: wait with "
+        "query.awaitTermination(), which returns when the savepoint is made. Start the query "
+        "again, and repeat the stop",
         AbortReason.QUERY_ENDED,
     )
 
@@ -134,12 +141,60 @@ def restart_failed(
     )
 
 
-def spark_ended(query_id: str, epoch: int) -> FailedCheckpointsError:
-    """Return the error of a query whose Spark application was stopped before the query."""
-    return FailedCheckpointsError(
-        f"query {query_id} has ended with its Spark application, before a checkpoint of epoch "
-        f"{epoch} was taken: start the query again to take the checkpoint, and call the query's "
-        "stop() before the session's stop()"
+_STOP_FIRST = "To stop it without an error, call the query's stop() before the session's stop()"
+
+
+def session_ended(query_id: str, why: str, epoch: int | None) -> SessionEndedError:
+    """Return the error of a query whose Spark session has ended before the query.
+
+    Parameters
+    ----------
+    query_id
+        The query.
+    why
+        As :func:`why_ended` says it.
+    epoch
+        The newest committed epoch if it has no checkpoint, else ``None``.
+    """
+    if epoch is None:
+        return SessionEndedError(
+            f"query {query_id} has ended, because {why}. Start the query again at its "
+            f"checkpointLocation. {_STOP_FIRST}"
+        )
+    error = SessionEndedError(
+        f"query {query_id} has ended, because {why} before a checkpoint of epoch {epoch} was "
+        "taken. Start the query again at its checkpointLocation: it then takes the checkpoint. "
+        f"{_STOP_FIRST}"
+    )
+    error.epoch = epoch
+    return error
+
+
+def not_without_session(query_id: str, what: str, why: str) -> SessionEndedError:
+    """Return the error of a call that needs a session which has ended.
+
+    Parameters
+    ----------
+    query_id
+        The query.
+    what
+        The call.
+    why
+        As :func:`why_ended` says it.
+    """
+    return SessionEndedError(
+        f"query {query_id} has ended, and {what} is not possible any more, because {why}. Start "
+        "the query again at its checkpointLocation in another session. pyspark_ckpt.history and "
+        "open_state read its directories without a session"
+    )
+
+
+def not_saved_without_session(query_id: str, why: str) -> CheckpointAbortedError:
+    """Return the error of a request to save or restart a query whose session has ended."""
+    return CheckpointAbortedError(
+        f"query {query_id} has ended, because {why}: start it again at its checkpointLocation in "
+        "another session, and repeat the call",
+        AbortReason.QUERY_ENDED,
     )
 
 
@@ -192,6 +247,8 @@ class WatchedQuery:
         The running query.
     record
         Is called with each failure.
+    session_error
+        Returns the error of a query whose Spark session has ended, ``None`` while it is there.
 
     `failure` is the first noted failure, for every caller that waits for the query. `is_left` says
     that the process ends and leaves the query to its Spark Connect server.
@@ -201,15 +258,49 @@ class WatchedQuery:
         self,
         query: StreamingQuery,
         record: Callable[[FailedCheckpointsError], None] = lambda _: None,
+        session_error: Callable[[], SessionEndedError | None] = lambda: None,
     ) -> None:
         self._query = query
         self._record = record
+        self._find_session_error = session_error
+        self._session_error: SessionEndedError | None = None
+        self._has_ended = False
+        self._looking = threading.RLock()
         self._query_id = query.id
         self.failure: FailedCheckpointsError | None = None
         self.is_left = False
 
+    def session_error(self) -> SessionEndedError | None:
+        """Return the error of a query whose session has ended under it; it is its failure then.
+
+        Whoever asks first notes it, so that all who ask get one answer.
+        """
+        with self._looking:
+            if self._session_error is None and not self._has_ended:
+                found = self._find_session_error()
+                if found is not None and is_connect(self._query) and _process_ends():
+                    self.leave()  # PySpark closes the client, and the server runs the query on
+                elif found is not None:
+                    self._session_error = found
+                    self._keep(found)
+            return self._session_error
+
+    def end(self) -> None:
+        """Note that the query has ended by itself or by a call: its session may end now."""
+        with self._looking:
+            self._has_ended = True
+
     def note(self, failure: FailedCheckpointsError) -> None:
-        """Log a failure, and keep it if it is the first one."""
+        """Log a failure, and keep it if it is the first one.
+
+        If the session of the query has ended, that is the failure, and the others follow from it.
+        """
+        if self.session_error() is not None:
+            logger.debug("after the end of the session: %s", failure)
+            return
+        self._keep(failure)
+
+    def _keep(self, failure: FailedCheckpointsError) -> None:
         logger.error("%s", failure)
         self.failure = self.failure or failure
         self._record(failure)
@@ -221,6 +312,8 @@ class WatchedQuery:
         """
         if is_connect(self._query) and _process_ends():
             self.leave()
+            return
+        if self.session_error() is not None:
             return
         try:
             if self._query.isActive:
@@ -235,6 +328,9 @@ class WatchedQuery:
         if self.is_left:
             return
         self.is_left = True
+        session: Any = self._query
+        if connect.server_ends_with_process(session._session):  # noqa: SLF001  # PySpark's
+            return  # as a classic driver ends with its queries
         logger.warning(
             "query %s: this program ends without stopping it. As long as its Spark Connect server "
             "runs it, it has no more checkpoints: attach to it in another client, or start it "

@@ -28,6 +28,7 @@ from pyspark_ckpt.query.stopping.drain import LastEpochs
 from pyspark_ckpt.query.stopping.failure import (
     WatchedQuery,
     ended_without_epoch,
+    not_saved_without_session,
     savepoint_under_way,
     session_stopped,
     stop_failed,
@@ -36,7 +37,7 @@ from pyspark_ckpt.restarting.stopping import RestartStop
 from pyspark_ckpt.restarting.turn import turn_of
 from pyspark_ckpt.savepoint.taker import SavepointTaker, nothing_committed
 from pyspark_ckpt.spark.query import stop_between_epochs
-from pyspark_ckpt.spark.session import is_running
+from pyspark_ckpt.spark.session import why_ended
 
 logger = library_logger(__name__)
 
@@ -107,6 +108,11 @@ class RunStops:
         """Whether the run is being stopped, or was stopped, to start again in place."""
         return self._restart.is_under_way
 
+    @property
+    def is_unwanted(self) -> bool:
+        """Whether somebody has stopped the run for good."""
+        return self._restart.is_unwanted
+
     def may_start_again(self) -> bool:
         """Whether the run ended, if it has, for the last restart in place and nothing else."""
         return self._restart.has_begun and not self._restart.is_unwanted
@@ -152,9 +158,11 @@ class RunStops:
         NotBuiltYetError
             If `drain` is set for a query with Spark's own stateful operators.
         CheckpointAbortedError
-            If the query is being restarted in place, or the savepoint was not made.
+            If the query is being restarted in place, its session has ended, or the savepoint was
+            not made.
         """
         run = self._run
+        self._check_session()
         if drain and run.files.operators.spark_operators:
             raise NotBuiltYetError(
                 f"query {run.query_id}: a drain would close the windows of Spark's own "
@@ -189,9 +197,15 @@ class RunStops:
                 return run.savepoints.take_of_stopped(stop, directory, savepoint_format)
             except BaseException as exc:
                 self._note_failed_stop(exc, stops=stops)
-                if isinstance(exc, Exception) and not is_running(run.spark):
-                    raise session_stopped(run.query_id) from exc
+                why = why_ended(run.spark) if isinstance(exc, Exception) else None
+                if why is not None:
+                    raise session_stopped(run.query_id, why) from exc
                 raise
+
+    def _check_session(self) -> None:
+        why = why_ended(self._run.spark)
+        if why is not None:
+            raise not_saved_without_session(self._run.query_id, why)
 
     def _turn(self) -> AbstractContextManager[object]:
         """Let no start of this process fence the run, or meet an epoch of it, meanwhile."""
@@ -222,7 +236,8 @@ class RunStops:
         Raises
         ------
         CheckpointAbortedError
-            If somebody else has stopped the query, or is about to, or a savepoint takes too long.
+            If somebody else has stopped the query, or is about to, its session has ended, or a
+            savepoint takes too long.
         FencedError
             If another driver runs it.
         CkptError, OSError, StreamingQueryException
@@ -231,6 +246,7 @@ class RunStops:
         run = self._run
         with log_fields(query=run.query_id):
             self._restart.has_begun = False  # an earlier one may have failed, and the run gone on
+            self._check_session()
             if not run.runner.hold.wait(run.timeout_ms / 1000):
                 raise savepoint_under_way(run.query_id)
             with self._restart.stopping():

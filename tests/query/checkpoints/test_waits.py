@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -33,8 +30,6 @@ from tests.query.harness import (
 from tests.query.life.test_metrics import PROMETHEUS, scraped, value
 from tests.query.model import events_of, expected
 from tests.query.restoring.numbered_job import Gate
-
-PROGRAM = Path(__file__).with_name("ended_session_program.py")
 
 
 @pytest.mark.further
@@ -210,19 +205,3 @@ def test_a_listener_that_hangs_holds_up_neither_a_claim_nor_metrics(
     finally:
         hanging.gate.open()
         query.stop()
-
-
-@pytest.mark.wide
-@pytest.mark.own_jvm
-def test_a_session_that_ends_first_leaves_no_threads(tmp_path: Path) -> None:
-    """Its queries' threads end, waiting callers get an error, and the next session works."""
-    printed = subprocess.check_output(
-        [sys.executable, str(PROGRAM), str(tmp_path)], text=True, timeout=240
-    )
-    (line,) = [line for line in printed.splitlines() if line.startswith(">")]
-    content = json.loads(line[1:])
-    assert content["threads"] == []
-    assert "Spark application" in content["failure"]
-    assert content["failure_type"] == "FailedCheckpointsError"
-    assert content["epochs"] == [1]
-    assert content["error_of_jobs"] == "LookupError"

@@ -59,4 +59,4 @@ def test_a_query_is_looked_for_while_threads_make_and_end_sessions(sessions: lis
 def test_sessions_are_released_while_threads_make_and_end_others(sessions: list[Ended]) -> None:
     assert sessions
     for _ in range(ROUNDS):
-        connect._release(Ended())
+        connect.release_ended(Ended())

@@ -14,6 +14,13 @@ from pyspark_ckpt.query.stopping import stops as module
 from pyspark_ckpt.query.stopping.stops import RunStops
 from pyspark_ckpt.restarting.turn import turn_of
 
+RUNNING = SimpleNamespace(
+    sparkContext=SimpleNamespace(
+        _jsc=SimpleNamespace(sc=lambda: SimpleNamespace(isStopped=lambda: False))
+    )
+)
+"""A session that has not ended."""
+
 
 def test_a_savepoint_that_holds_a_restart_up_while_somebody_stops_the_run() -> None:
     """An earlier restart could not stop the run, which went on."""
@@ -27,7 +34,9 @@ def test_a_savepoint_that_holds_a_restart_up_while_somebody_stops_the_run() -> N
         hold=SimpleNamespace(wait=lambda _: next(holds)), check_not_fenced=out_of_reach
     )
     query = SimpleNamespace(isActive=True)
-    run: Any = SimpleNamespace(query_id="q", query=query, timeout_ms=1000, runner=runner)
+    run: Any = SimpleNamespace(
+        query_id="q", query=query, spark=RUNNING, timeout_ms=1000, runner=runner
+    )
     stops = RunStops(run)
     with pytest.raises(OSError, match="connection reset"):
         stops.to_restart()
@@ -75,7 +84,7 @@ def test_a_restart_finishes_the_last_epoch_while_it_has_the_turn_of_the_location
     log = SimpleNamespace(storage=SimpleNamespace(url="/location"), committed_epoch=lambda: 0)
     hold = SimpleNamespace(wait=lambda _: True)
     run: Any = SimpleNamespace(
-        query_id="q", query=SimpleNamespace(isActive=True, exception=lambda: None), spark=None,
+        query_id="q", query=SimpleNamespace(isActive=True, exception=lambda: None), spark=RUNNING,
         timeout_ms=1000, files=SimpleNamespace(spark_log=log), join=lambda: None,
         runner=SimpleNamespace(hold=hold, check_not_fenced=look, covers=lambda _: True),
         watched=SimpleNamespace(failure=None), last_epochs=SimpleNamespace(finish_begun=look),
