@@ -8,7 +8,7 @@ from typing import Any
 from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import PlanError
-from pyspark_ckpt.operator.plan.declared import as_state_schema
+from pyspark_ckpt.operator.state.registry import as_state_schema
 
 _ATOMIC: dict[str, T.DataType] = {
     "boolean": T.BooleanType(),

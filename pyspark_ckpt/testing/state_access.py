@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from pyspark_ckpt.errors import HarnessUseError
 from pyspark_ckpt.operator.state.list import ListState
 from pyspark_ckpt.operator.state.map import MapState
 from pyspark_ckpt.operator.state.operator_states import RawState
@@ -321,7 +322,13 @@ class StateAccess:
 
         def content(states: NotedStates) -> Any:
             noted = states.noted(name, *classes)
-            return noted.kind.content_of(noted.state)
+            try:
+                return noted.kind.content_of(noted.state)
+            except TypeError as exc:
+                raise HarnessUseError(
+                    f"the keys of state {name!r} hold lists or dicts, so no dict has them ({exc}): "
+                    "read it in the processor, with iterator()"
+                ) from exc
 
         return self._subtask.look(self._clock.now(), content, given)
 

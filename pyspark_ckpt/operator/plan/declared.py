@@ -19,6 +19,7 @@ from pyspark_ckpt.errors import CkptError, PlanError, ProcessorError, StateUseEr
 from pyspark_ckpt.formats.handle import StateDescriptor
 from pyspark_ckpt.formats.modes import TimeMode
 from pyspark_ckpt.operator.state.handle import ProcessorHandle
+from pyspark_ckpt.operator.state.registry import as_state_schema
 from pyspark_ckpt.operator.table.table import StateTable
 from pyspark_ckpt.operator.time import EpochClock
 from pyspark_ckpt.operator.user_frames import shortened, user_frames
@@ -43,13 +44,6 @@ class _ParsedOnDemand(dict[str, T.StructType]):
             raise StateUseError(f"schema {text!r} cannot be parsed: {exc}") from exc
         schema = self[text] = as_state_schema(parsed)
         return schema
-
-
-def as_state_schema(data_type: T.DataType) -> T.StructType:
-    """Return the schema of a state; a bare type such as ``int`` becomes one field, ``value``."""
-    if isinstance(data_type, T.StructType):
-        return data_type
-    return T.StructType([T.StructField("value", data_type)])
 
 
 class _NoState(StateBackend):

@@ -8,7 +8,7 @@ from typing import Any
 
 from pyspark.sql import types as T
 
-from pyspark_ckpt.errors import StateUseError
+from pyspark_ckpt.errors import PlanError, StateUseError
 from pyspark_ckpt.formats.handle import StateDescriptor
 from pyspark_ckpt.formats.modes import ListRedistribution, TtlTime
 from pyspark_ckpt.migration import Migration
@@ -27,6 +27,18 @@ from pyspark_ckpt.operator.table.catalog import StateCatalog, codec_of, ttl_desc
 from pyspark_ckpt.operator.table.table import StateTable
 from pyspark_ckpt.operator.table.time_to_live import Aging, SwitchedOff, TimeToLive
 from pyspark_ckpt.operator.time import EpochClock
+from pyspark_ckpt.operator.user_frames import shown
+from pyspark_ckpt.operator.values.wire_form import holds, types_in
+
+_NO_KEYS_IN_PYTHON = (T.ArrayType, T.MapType, T.VariantType)
+"""Types whose Python values have no hash."""
+
+
+def as_state_schema(data_type: T.DataType) -> T.StructType:
+    """Return the schema of a state; a bare type such as ``int`` becomes one field, ``value``."""
+    if isinstance(data_type, T.StructType):
+        return data_type
+    return T.StructType([T.StructField("value", data_type)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,10 +163,11 @@ class StateRegistry(StateGetters):
         self._check_in_init(f"the state {name!r} was asked for")
         self._check_name(name)
         self._catalog.claim(name)
-        value_type = self._struct_type(schema)
-        map_key_type = None if map_key is None else self._struct_type(map_key)
+        value_type = self._struct_type(name, schema)
+        map_key_type = self._struct_type(name, map_key) if kind.has_map_key else None
         for one in (value_type, map_key_type):
             self._check_fields(name, [] if one is None else one.names)
+            self._check_maps(name, T.StructType() if one is None else one)
         stored_ttl = ttl_descriptor(ttl, self.clock, what)
         wanted = StateDescriptor(
             name=name,
@@ -240,9 +253,28 @@ class StateRegistry(StateGetters):
                 f"(as {', '.join(twice)}): give each field a name of its own"
             )
 
-    def _struct_type(self, schema: Schema) -> T.StructType:
-        if isinstance(schema, T.StructType):
-            return schema
+    def _check_maps(self, state: str, schema: T.StructType) -> None:
+        for each in types_in(schema):
+            if isinstance(each, T.MapType) and holds(each.keyType, _NO_KEYS_IN_PYTHON):
+                raise PlanError(
+                    f"{self._where}: the schema of state {state!r} has {each.simpleString()}, "
+                    f"whose keys are {each.keyType.simpleString()}: no value fits, because a "
+                    "Python dict cannot have such keys; use an array of structs of key and value, "
+                    "or take texts for keys"
+                )
+
+    def _struct_type(self, state: str, schema: Any) -> T.StructType:
+        if isinstance(schema, T.DataType):
+            return as_state_schema(schema)
+        if not isinstance(schema, str):
+            is_class = isinstance(schema, type) and issubclass(schema, T.DataType)
+            wanted = (
+                f"{schema.__name__}()" if is_class else "a StructType, or text such as 'n long'"
+            )
+            raise StateUseError(
+                f"{self._where}: {shown(schema)} was given as a schema of state {state!r}, and is "
+                f"none: give {wanted}"
+            )
         try:
             return self._schemas[schema]
         except KeyError:
