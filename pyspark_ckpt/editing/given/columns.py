@@ -14,7 +14,7 @@ from pyspark_ckpt.editing.given.lost_values import loss, other_kind
 from pyspark_ckpt.editing.table_columns import TableColumns
 from pyspark_ckpt.errors import PlanError
 from pyspark_ckpt.operator.schema.evolution import PRESENT_MARK, is_mark
-from pyspark_ckpt.operator.values.codec import holds
+from pyspark_ckpt.operator.values.wire_form import holds
 from pyspark_ckpt.spark.program import check_frame
 
 _MONTHS = T.YearMonthIntervalType(T.YearMonthIntervalType.MONTH)

@@ -301,6 +301,14 @@ class _SentValues:
         """The codec itself: sent values are plain."""
         return self
 
+    def encode_all(self, values: Any) -> list[bytes]:
+        """Encode several rows."""
+        return list(map(self.encode, values))
+
+    def as_tuple(self, values: Any) -> tuple[Any, ...]:
+        """Return a row."""
+        return tuple(values)
+
     def decode_many(self, stored: Sequence[bytes | None]) -> list[tuple[Any, ...] | None]:
         """Decode several rows."""
         return [None if data is None else self.decode(data) for data in stored]

@@ -47,7 +47,7 @@ from pyspark_ckpt.operator.time import (
     never_late_column,
 )
 from pyspark_ckpt.operator.values.arrow_forms import shown_column, values_column
-from pyspark_ckpt.operator.values.codec import holds, key_encoder
+from pyspark_ckpt.operator.values.codec import key_encoder
 from pyspark_ckpt.operator.values.json import JsonKey, JsonReader
 from pyspark_ckpt.operator.values.leaves import microseconds_of
 from pyspark_ckpt.operator.values.message_pack import canonical_of
@@ -72,7 +72,7 @@ from pyspark_ckpt.operator.values.transport import (
     text_not_held,
     transport_of,
 )
-from pyspark_ckpt.operator.values.wire_form import row_type_of
+from pyspark_ckpt.operator.values.wire_form import holds, row_type_of
 
 logger = library_logger(__name__)
 

@@ -19,9 +19,9 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import PlanError
-from pyspark_ckpt.operator.values.codec import holds
 from pyspark_ckpt.operator.values.json import JsonKey
 from pyspark_ckpt.operator.values.message_pack import canonical_floats
+from pyspark_ckpt.operator.values.wire_form import holds
 
 Codes = np.ndarray[Any, Any]
 

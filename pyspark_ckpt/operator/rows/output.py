@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from decimal import Decimal
 from functools import partial
-from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from pyspark_ckpt.operator.time import emitted_event_time
 from pyspark_ckpt.operator.user_frames import shown
 from pyspark_ckpt.operator.values.json import JsonForm, json_writer
 from pyspark_ckpt.operator.values.json_in_spark import from_travelling, travelling_type
-from pyspark_ckpt.operator.values.leaves import TEXTS, microseconds_of
+from pyspark_ckpt.operator.values.leaves import OWN_KINDS, TEXTS, microseconds_of, taken
 from pyspark_ckpt.operator.values.sent_columns import in_arrow
 from pyspark_ckpt.operator.values.time_zones import python_zone
 from pyspark_ckpt.operator.values.wire_form import check_names, wire_type
@@ -366,10 +366,10 @@ def _column(data_type: T.DataType, values: Sequence[Any]) -> pa.Array:
         if isinstance(data_type, T.DecimalType)
         else _ARROW[type(data_type)]
     )
-    if type(data_type) in _TIMES:
-        values = [_sent(data_type, value) for value in values]
-    if pa.types.is_integer(arrow_type):
-        _check_integers(values)
+    kinds = {*map(type, values)} - {type(None)}
+    if not kinds <= _OF_ARROW.get(type(data_type), OWN_KINDS.get(type(data_type), frozenset())):
+        take = _SENT.get(type(data_type)) or taken(data_type)
+        values = [None if value is None else take(value) for value in values]
     return pa.array(values, arrow_type)
 
 
@@ -383,18 +383,24 @@ def _travelling(
     return pa.array(written, pa.string())
 
 
-def _check_integers(values: Sequence[Any]) -> None:
-    """Refuse what Arrow would cut to an integer."""
-    for kind in set(map(type, values)):
-        if kind is not type(None) and not issubclass(kind, Integral):
-            raise TypeError(f"{kind.__name__} is no integer")
+_OF_ARROW: dict[type[T.DataType], frozenset[type]] = {
+    T.FloatType: frozenset({float}),
+    T.DecimalType: frozenset({Decimal}),
+}
+"""Python types beside those of :data:`OWN_KINDS` whose values Arrow narrows, or says why not."""
 
 
-def _sent(data_type: T.DataType, value: Any) -> Any:
-    if value is None:
-        return None
-    if isinstance(data_type, T.TimestampNTZType):
-        return value.isoformat(" ")
-    if isinstance(data_type, T.TimestampType):
-        return microseconds_of(value)
-    return data_type.toInternal(value)
+def _days(value: Any) -> int:
+    return T.DateType().toInternal(taken(T.DateType())(value))
+
+
+def _local_text(value: Any) -> str:
+    text: str = taken(T.TimestampNTZType())(value).isoformat(" ")
+    return text
+
+
+_SENT: dict[type[T.DataType], Callable[[Any], Any]] = {
+    T.DateType: _days,
+    T.TimestampType: microseconds_of,
+    T.TimestampNTZType: _local_text,
+}

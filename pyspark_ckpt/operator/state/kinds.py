@@ -344,7 +344,9 @@ class StateGetters(ABC):
         >>> total.add((2,))
         """
         parts = self._parts(StateKind.REDUCING, stateName, schema, ttl=ttlDurationMs)
-        return self._given_out(parts, ReducingState(parts.value_state(), reduce))
+        return self._given_out(
+            parts, ReducingState(parts.value_state(), reduce, parts.codec.as_tuple)
+        )
 
     def getAggregatingState(
         self,
@@ -386,7 +388,8 @@ class StateGetters(ABC):
         >>> mean.add(2.0)
         """
         parts = self._parts(StateKind.AGGREGATING, stateName, accumulatorSchema, ttl=ttlDurationMs)
-        return self._given_out(parts, AggregatingState(parts.value_state(), aggregate))
+        state = AggregatingState(parts.value_state(), aggregate, parts.codec.as_tuple)
+        return self._given_out(parts, state)
 
     def getOperatorListState(
         self, stateName: str, schema: Schema, redistribution: str = ListRedistribution.SPLIT.value

@@ -132,7 +132,7 @@ class ListState:
         >>> len(list(visits.get()))
         2
         """
-        encoded = list(map(self._codec.encode, newState))
+        encoded = self._codec.encode_all(newState)
         prefix = self._prefix()
         self._note(prefix)
         if encoded and self._aging is None and self._count(prefix) == 1:
@@ -184,7 +184,7 @@ class ListState:
         >>> list(visits.get())
         [('Oslo',), ('Rome',)]
         """
-        self._append([self._codec.encode(value) for value in newState])
+        self._append(self._codec.encode_all(newState))
 
     def clear(self) -> None:
         """Remove the key's list.

@@ -10,6 +10,8 @@ from pyspark_ckpt.operator.state.value import ValueState
 from pyspark_ckpt.operator.values.codec import Value
 
 ReduceFunction = Callable[[Value, Value], Value]
+AsTuple = Callable[[Any], Value]
+"""Returns a tuple for it, or for the value of its only field."""
 
 
 class AggregateFunction(ABC):
@@ -130,6 +132,8 @@ class ReducingState:
         Holds the merged tuple.
     reduce : callable
         Returns one tuple for two.
+    as_tuple : callable
+        Returns the tuple that was given, or that was meant by the value of the only field.
 
     Examples
     --------
@@ -140,9 +144,10 @@ class ReducingState:
     (5,)
     """
 
-    def __init__(self, value: ValueState, reduce: ReduceFunction) -> None:
+    def __init__(self, value: ValueState, reduce: ReduceFunction, as_tuple: AsTuple) -> None:
         self._value = value
         self._reduce = reduce
+        self._as_tuple = as_tuple
 
     def exists(self) -> bool:
         """Return whether something was added for the key.
@@ -196,8 +201,8 @@ class ReducingState:
         >>> total.get()
         (2,)
         """
-        merged = self._value.get()
-        self._value.update(value if merged is None else self._reduce(merged, value))
+        added, merged = self._as_tuple(value), self._value.get()
+        self._value.update(added if merged is None else self._reduce(merged, added))
 
     def clear(self) -> None:
         """Remove what was added for the key.
@@ -225,6 +230,8 @@ class AggregatingState:
         Holds the accumulator.
     aggregate : AggregateFunction
         Makes, fills and reads accumulators.
+    as_tuple : callable
+        Returns the tuple that was given, or that was meant by the value of the only field.
 
     Examples
     --------
@@ -237,9 +244,12 @@ class AggregatingState:
     3.0
     """
 
-    def __init__(self, accumulator: ValueState, aggregate: AggregateFunction) -> None:
+    def __init__(
+        self, accumulator: ValueState, aggregate: AggregateFunction, as_tuple: AsTuple
+    ) -> None:
         self._accumulator = accumulator
         self._aggregate = aggregate
+        self._as_tuple = as_tuple
 
     def exists(self) -> bool:
         """Return whether something was added for the key.
@@ -296,7 +306,7 @@ class AggregatingState:
         """
         accumulator = self._accumulator.get()
         if accumulator is None:
-            accumulator = self._aggregate.create()
+            accumulator = self._as_tuple(self._aggregate.create())
         self._accumulator.update(self._aggregate.add(value, accumulator))
 
     def merge(self, accumulator: Value) -> None:
@@ -320,10 +330,8 @@ class AggregatingState:
         >>> mean.get()
         4.0
         """
-        own = self._accumulator.get()
-        self._accumulator.update(
-            accumulator if own is None else self._aggregate.merge(own, accumulator)
-        )
+        given, own = self._as_tuple(accumulator), self._accumulator.get()
+        self._accumulator.update(given if own is None else self._aggregate.merge(own, given))
 
     def clear(self) -> None:
         """Remove what was added for the key.

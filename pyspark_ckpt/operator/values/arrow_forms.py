@@ -82,7 +82,8 @@ def _small_pieces(column: pa.Array) -> Iterator[pa.Array]:
 
 def values_column(data_type: T.DataType, values: Sequence[Any]) -> pa.Array:
     """Return Python values of a Spark type as an Arrow column."""
-    write = fields_writer(_ENTRIES_OF_MAPS, T.StructType([T.StructField("c0", data_type)]))
+    schema = T.StructType([T.StructField("c0", data_type)])
+    write = fields_writer(_ENTRIES_OF_MAPS, schema, is_checked=True)
     plain = values if write is None else [write((value,))[0] for value in values]
     return arrow_array(data_type, plain)
 
@@ -125,6 +126,8 @@ def cast(column: pa.ChunkedArray, wanted: pa.DataType) -> pa.ChunkedArray:
     """Return a column in another type of its kind; another kind, or no room, is an Arrow error."""
     if column.type == wanted:
         return column
+    if pa.types.is_date(wanted) and pa.types.is_timestamp(column.type):
+        return _dates(column)
     if not _is_of_kind(column.type, wanted):
         in_ms = pa.types.is_integer(column.type) and pa.types.is_timestamp(wanted)
         unit = f", cast it first, milliseconds to timestamp[ms, tz={wanted.tz}]" if in_ms else ""
@@ -132,6 +135,14 @@ def cast(column: pa.ChunkedArray, wanted: pa.DataType) -> pa.ChunkedArray:
     if pa.types.is_dictionary(column.type):
         column = pc.dictionary_decode(column)
     return in_type(column, wanted)
+
+
+def _dates(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return times at midnight as dates; Arrow's cast drops the time of day."""
+    dates = column.cast(pa.date32())
+    if not dates.cast(column.type).equals(column):
+        raise pa.ArrowInvalid("a time of day would be lost: cast it to date32 before")
+    return dates
 
 
 def _is_of_kind(given: pa.DataType, wanted: pa.DataType) -> bool:
@@ -160,10 +171,12 @@ def _is_of_kind(given: pa.DataType, wanted: pa.DataType) -> bool:
 
 _IsType = Callable[[pa.DataType], bool]
 _INTEGER: _IsType = pa.types.is_integer
-_BYTES: tuple[_IsType, ...] = (
+_TEXT: tuple[_IsType, ...] = (
     pa.types.is_string,
     pa.types.is_large_string,
     pa.types.is_string_view,
+)
+_BYTES: tuple[_IsType, ...] = (
     pa.types.is_binary,
     pa.types.is_large_binary,
     pa.types.is_fixed_size_binary,
@@ -174,9 +187,9 @@ _KINDS: tuple[tuple[_IsType, tuple[_IsType, ...]], ...] = (
     (_INTEGER, (_INTEGER,)),
     (pa.types.is_floating, (pa.types.is_floating, _INTEGER)),
     (pa.types.is_decimal, (pa.types.is_decimal, _INTEGER)),
-    (pa.types.is_string, _BYTES),
+    (pa.types.is_string, _TEXT),
     (pa.types.is_binary, _BYTES),
-    (pa.types.is_date, (pa.types.is_date, pa.types.is_timestamp)),
+    (pa.types.is_date, (pa.types.is_date,)),
     (pa.types.is_time, (pa.types.is_time,)),
     (pa.types.is_duration, (pa.types.is_duration,)),
 )

@@ -1,7 +1,8 @@
 """The typed codec: encodes tuples by a Spark schema as MessagePack, never pickle.
 
-Each encoded tuple is decoded with the types of the schema. In 0.1 us this is the cheapest check and
-the strictest, because it proves that the value can be read again.
+Each encoded tuple is decoded by the types of the schema and compared with what was given. In 0.1 us
+this is the cheapest check and the strictest: it proves that the value can be read again. Only a
+tuple that is not equal, such as one with a NaN, is looked at value by value, as output columns are.
 
 A state has one codec for all schemas of its history; old entries are converted when they are read.
 An entry of the first schema is the bare tuple. An entry of a later schema begins with MessagePack
@@ -10,27 +11,42 @@ uint8 (``cc``) and the schema's place in the history.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
 
 import msgspec
+import numpy as np
 import pandas as pd
 from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import CorruptFileError, NotBuiltYetError, PlanError, StateValueError
 from pyspark_ckpt.operator.user_frames import shown
 from pyspark_ckpt.operator.values.leaves import unwrapped
-from pyspark_ckpt.operator.values.message_pack import MESSAGE_PACK, UNREADABLE, canonical_fields
+from pyspark_ckpt.operator.values.message_pack import (
+    MESSAGE_PACK,
+    STATE_FORM,
+    UNREADABLE,
+    canonical_fields,
+)
 from pyspark_ckpt.operator.values.wire_form import (
     STATE_STYLE,
+    Converter,
     ValueStyle,
     check_places,
     fields_reader,
     fields_writer,
+    holds,
+    types_in,
     wire_type,
 )
+
+_MISFITS = (
+    msgspec.MsgspecError, TypeError, OverflowError, AttributeError, ValueError, BufferError,
+    RecursionError,
+)  # fmt: skip
+"""What is raised for a value that does not fit, by its writer, by msgspec, or by a comparison."""
 
 _ARRAY_HEAD = b"\xdd"
 """The first byte of a MessagePack array with a length of four bytes."""
@@ -80,8 +96,13 @@ class TupleCodec:
         self._checker = required or self._decoder
         self._many_decoder = msgspec.msgpack.Decoder(list.__class_getitem__(tuple_type))
         self._encoder = msgspec.msgpack.Encoder(enc_hook=unwrapped)
-        self._write = None if style is None else fields_writer(MESSAGE_PACK, schema)
+        self._form = STATE_FORM if style is STATE_STYLE else MESSAGE_PACK
+        self._write = None if style is None else fields_writer(self._form, schema, is_checked=True)
         self._read = None if style is None else fields_reader(MESSAGE_PACK, schema, style)
+        self._reads_back = style is STATE_STYLE and any(
+            isinstance(each, T.MapType) and holds(each.keyType, T.TimestampType)
+            for each in types_in(schema)
+        )
         self._is_key = is_key
         self._is_of_users = style is not None
         self._canonical = canonical_fields(schema) if is_key else None
@@ -108,18 +129,85 @@ class TupleCodec:
             wire = values if self._write is None else self._write(values)
             data = self._encoder.encode(wire)
             checked = self._checker.decode(data)
-        except (msgspec.ValidationError, TypeError, OverflowError, AttributeError, ValueError) as e:
-            raise StateValueError(
-                f"{self._what}: {shown(values)} does not fit the schema "
-                f"{self._schema.simpleString()} "
-                f"({e}); {self._remedy(values)}"
-            ) from e
+            is_the_same = checked == wire or not self._is_of_users
+        except _MISFITS as exc:
+            data, checked = self._by_value(values, exc)
+        else:
+            if not is_the_same:
+                data, checked = self._by_value(values)
+        if self._reads_back:
+            self._read_back(values, checked)
         if not self._is_key:
             return data
         # Decoding by type has made 1 and 1.0 the same value.
         return self._encoder.encode(
             checked if self._canonical is None else self._canonical(checked)
         )
+
+    def as_tuple(self, values: Any) -> tuple[Any, ...]:
+        """Return the tuple that :meth:`encode` takes values for.
+
+        Raises
+        ------
+        StateValueError
+            If they are none.
+        """
+        if type(values) is tuple:
+            return values
+        try:
+            return _as_tuple(values, self._names)
+        except _MISFITS as exc:
+            raise self._misfit(values, exc) from exc
+
+    def encode_all(self, values: Any) -> list[bytes]:
+        """Encode each tuple of a list, or of what Python takes for one.
+
+        Raises
+        ------
+        StateValueError
+            If a tuple does not fit the schema, or this is a text, a dict or a set.
+        """
+        if isinstance(values, _NO_TUPLES) or not isinstance(values, Iterable):
+            raise StateValueError(
+                f"{self._what}: {shown(values)} is {type(values).__name__}; give a list of tuples"
+            )
+        return list(map(self.encode, values))
+
+    @cached_property
+    def _write_each(self) -> Converter | None:
+        return fields_writer(self._form, self._schema)
+
+    def _by_value(self, values: Any, found: Exception | None = None) -> tuple[bytes, Any]:
+        """Return a tuple encoded, and decoded, after a look at each of its values.
+
+        Raises
+        ------
+        StateValueError
+            If one does not fit.
+        """
+        try:
+            if found is not None and (not self._is_of_users or type(values) is not tuple):
+                raise found
+            wire = values if self._write_each is None else self._write_each(values)
+            data = self._encoder.encode(wire)
+            return data, self._checker.decode(data)
+        except _MISFITS as exc:
+            raise self._misfit(values, exc) from exc
+
+    def _read_back(self, values: Any, checked: Any) -> None:
+        """Refuse values that could be written, and not read in this worker's time zone."""
+        assert self._read is not None  # a map is read by a converter
+        try:
+            self._read(checked)
+        except (ValueError, OverflowError, OSError) as exc:
+            raise self._misfit(values, exc) from exc
+
+    def _misfit(self, values: Any, why: Exception) -> StateValueError:
+        error: StateValueError = StateValueError(
+            f"{self._what}: {shown(values)} does not fit the schema "
+            f"{self._schema.simpleString()} ({why}); {self._remedy(values)}"
+        )
+        return error
 
     def _remedy(self, values: Any) -> str:
         """Return what to give in place of a tuple that does not fit."""
@@ -192,30 +280,29 @@ def key_encoder() -> Callable[[Any], bytes]:
     return msgspec.msgpack.Encoder().encode
 
 
-def holds(data_type: T.DataType, kinds: type[T.DataType] | tuple[type[T.DataType], ...]) -> bool:
-    """Return whether a type is or contains one of these types."""
-    if isinstance(data_type, kinds):
-        return True
-    inner = {
-        T.ArrayType: ["elementType"], T.MapType: ["keyType", "valueType"],
-    }.get(type(data_type), [])  # fmt: skip
-    if isinstance(data_type, T.StructType):
-        return any(holds(field.dataType, kinds) for field in data_type.fields)
-    return any(holds(getattr(data_type, name), kinds) for name in inner)
-
-
-_NO_TUPLES = (Mapping, set, frozenset, str, bytes, bytearray, memoryview, pd.DataFrame)
+_NO_TUPLES = (Mapping, Set, str, bytes, bytearray, memoryview, pd.DataFrame)
 """What Python would make a tuple of: of the keys, characters, bytes or names of columns."""
 
 
 def _as_tuple(values: Any, names: list[str]) -> tuple[Any, ...]:
+    """Return a tuple's values; a value that is no sequence of them is the one of the only field."""
     if type(values) is list:
         return tuple(values)
     if isinstance(values, tuple):
         check_places(values, names)
-    elif isinstance(values, _NO_TUPLES):
+        return tuple(values)
+    if values is None:
+        raise TypeError("None is no tuple")
+    if isinstance(values, _NO_TUPLES) or not isinstance(values, Iterable) or _is_scalar(values):
+        if len(names) == 1:
+            return (values,)
         raise TypeError(f"{type(values).__name__} is no tuple")
     return tuple(values)
+
+
+def _is_scalar(values: Any) -> bool:
+    """Return whether this is a value of NumPy without a dimension, which seems to be iterable."""
+    return isinstance(values, np.generic | np.ndarray) and not values.ndim
 
 
 def required_decoder(schema: T.StructType) -> msgspec.msgpack.Decoder[tuple[Any, ...]] | None:
@@ -267,6 +354,12 @@ class Codec(Protocol):
 
     def encode(self, values: Any) -> bytes:
         """Encode one tuple."""
+
+    def encode_all(self, values: Any) -> list[bytes]:
+        """Encode each tuple of a list."""
+
+    def as_tuple(self, values: Any) -> tuple[Any, ...]:
+        """Return the tuple that :meth:`encode` takes values for."""
 
     def decode(self, data: bytes) -> tuple[Any, ...]:
         """Decode one tuple."""
@@ -324,6 +417,14 @@ class VersionedCodec:
     def encode(self, values: Any) -> bytes:
         """Encode one tuple in the newest schema."""
         return self.prefix + self._newest.encode(values)
+
+    def encode_all(self, values: Any) -> list[bytes]:
+        """Encode each tuple of a list in the newest schema."""
+        return [self.prefix + data for data in self._newest.encode_all(values)]
+
+    def as_tuple(self, values: Any) -> tuple[Any, ...]:
+        """Return the tuple that :meth:`encode` takes values for."""
+        return self._newest.as_tuple(values)
 
     def decode_many(self, stored: Sequence[bytes | None]) -> list[tuple[Any, ...] | None]:
         """Decode several tuples of any schemas."""

@@ -19,22 +19,22 @@ from typing import Any
 import msgspec
 from pyspark.sql import types as T
 
-from pyspark_ckpt.operator.values.codec import TupleCodec, holds
+from pyspark_ckpt.operator.values.codec import TupleCodec
 from pyspark_ckpt.operator.values.json_in_spark import JSON, VARIANTS, check_marked
 from pyspark_ckpt.operator.values.leaves import (
+    OWN_KINDS,
     PLAIN_TYPES,
     TIME_OF_DAY,
     decimal_writer,
     microseconds_of,
-    narrowed,
-    number,
-    unwrapped,
+    taken,
     variant_parts,
 )
 from pyspark_ckpt.operator.values.time_zones import zone_of
 from pyspark_ckpt.operator.values.wire_form import (
     Converter,
     WireForm,
+    holds,
     reader_of,
     row_style,
     wire_type,
@@ -79,18 +79,24 @@ class JsonForm(WireForm):
         """Return the msgspec type of a leaf."""
         return _LEAF_TYPES[type(data_type)]
 
-    def leaf_writer(self, data_type: T.DataType) -> Converter | None:
-        """Return a function from a leaf to its plain value, ``None`` if they are the same."""
+    def leaf_writer(self, data_type: T.DataType) -> Converter:
+        """Return a function from what a user gives for a leaf to its plain value."""
         if isinstance(data_type, T.DecimalType):
             return decimal_writer(data_type)
-        if isinstance(data_type, T.TimestampType):
-            return None if self._of_plain else microseconds_of
         if isinstance(data_type, T.VariantType):
             return self._put_parts if self._of_plain else self._put_variant
+        if self._of_plain and isinstance(data_type, T.TimestampType):
+            return _as_is
         write = _WRITERS.get(type(data_type))
-        if not self._of_plain or write is None or not isinstance(data_type, _AS_PLAIN_INTEGERS):
-            return write
-        return _after(data_type.fromInternal, write)
+        take = taken(data_type)
+        if self._of_plain and isinstance(data_type, _AS_PLAIN_INTEGERS):
+            take = data_type.fromInternal
+        return take if write is None else _after(take, write)
+
+    def kinds_as_they_are(self, data_type: T.DataType) -> frozenset[type]:
+        """Return the Python types of which a value is its own plain value."""
+        is_fraction = isinstance(data_type, T.DoubleType)  # whose NaN is a text
+        return frozenset() if is_fraction else OWN_KINDS.get(type(data_type), frozenset())
 
     def leaf_reader(self, data_type: T.DataType) -> Converter | None:
         """Return a function from a plain value to the leaf, ``None`` if they are the same."""
@@ -149,30 +155,15 @@ _Entry = _fields_class(2)
 _entry = attrgetter("c0", "c1")
 
 
-def _double(value: Any) -> Any:
-    value = number(value)
-    return value if math.isfinite(value) else _NOT_FINITE[str(float(value))]
+def _as_is(value: Any) -> Any:
+    return value
+
+
+def _number(value: float) -> Any:
+    return value if math.isfinite(value) else _NOT_FINITE[str(value)]
 
 
 _NOT_FINITE = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
-
-
-def _float(value: Any) -> Any:
-    return _double(narrowed(value))
-
-
-def _date(value: Any) -> datetime.date:
-    return datetime.date(value.year, value.month, value.day)
-
-
-def _local_time(value: Any) -> datetime.datetime:
-    return datetime.datetime.combine(value.date(), value.time())
-
-
-def _time(value: Any) -> datetime.time:
-    if not isinstance(value, datetime.time):
-        raise TypeError(f"{type(value).__name__} is no time")
-    return value.replace(tzinfo=None)
 
 
 _ALL_DIGITS = Context(prec=2 * 38)
@@ -191,11 +182,9 @@ def _seconds(value: Any) -> Decimal:
 
 
 _WRITERS: dict[type[T.DataType], Converter] = {
-    T.FloatType: _float,
-    T.DoubleType: _double,
-    T.DateType: _date,
-    T.TimestampNTZType: _local_time,
-    **dict.fromkeys(TIME_OF_DAY, _time),
+    T.FloatType: _number,
+    T.DoubleType: _number,
+    T.TimestampType: microseconds_of,
     T.DayTimeIntervalType: _seconds,
 }
 
@@ -302,13 +291,13 @@ def _compiled_reader(data_type: T.DataType, time_zone: str) -> Converter:
 @cache
 def _compiled_writer(data_type: T.DataType, *, of_plain: bool) -> Converter:
     form = JsonForm(of_plain=of_plain)
-    encode = msgspec.json.Encoder(enc_hook=unwrapped, decimal_format="number").encode
+    encode = msgspec.json.Encoder(decimal_format="number").encode
     check = msgspec.json.Decoder(_column_type(form, data_type)).decode
     convert, pack = writer_of(form, data_type), form.pack_struct(1)
+    assert convert is not None  # JSON has no form of a value that proves its type
 
     def write(value: Any) -> str:
-        wire = value if value is None or convert is None else convert(value)
-        text = encode(pack((wire,)))
+        text = encode(pack((convert(value),)))
         check(text)
         return text.decode()
 

@@ -13,8 +13,8 @@ from pyspark.sql import Column
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from pyspark_ckpt.operator.values.codec import holds
 from pyspark_ckpt.operator.values.leaves import TEXTS, TIME_OF_DAY
+from pyspark_ckpt.operator.values.wire_form import holds
 
 JSON, VARIANTS = "json", "variants"
 """Fields of a column whose variants travel beside the text."""

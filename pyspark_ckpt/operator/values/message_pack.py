@@ -15,12 +15,14 @@ import numpy as np
 from pyspark.sql import types as T
 
 from pyspark_ckpt.operator.values.leaves import (
+    OWN_KINDS,
     PLAIN_TYPES,
     TIME_OF_DAY,
     bounded,
     decimal_writer,
     microseconds_of,
-    narrowed,
+    shown_microseconds_of,
+    taken,
     variant_parts,
 )
 from pyspark_ckpt.operator.values.wire_form import Converter, WireForm, fields_converter
@@ -113,17 +115,20 @@ class MessagePackForm(WireForm):
         """Return the msgspec type of a leaf."""
         return _LEAF_TYPES[type(data_type)]
 
-    def leaf_writer(self, data_type: T.DataType) -> Converter | None:
-        """Return a function from a leaf to its plain value, ``None`` if they are the same."""
+    def leaf_writer(self, data_type: T.DataType) -> Converter:
+        """Return a function from what a user gives for a leaf to its plain value."""
         if isinstance(data_type, T.DecimalType):
             return decimal_writer(data_type)
-        if isinstance(data_type, T.FloatType):
-            return narrowed
         if isinstance(data_type, T.VariantType):
             return variant_parts
         if isinstance(data_type, T.TimestampType):
             return microseconds_of
-        return data_type.toInternal if isinstance(data_type, _AS_SPARK) else None
+        take = taken(data_type)
+        return _after(take, data_type.toInternal) if isinstance(data_type, _AS_SPARK) else take
+
+    def kinds_as_they_are(self, data_type: T.DataType) -> frozenset[type]:
+        """Return the Python types of which a value is its own plain value."""
+        return OWN_KINDS.get(type(data_type), frozenset())
 
     def leaf_reader(self, data_type: T.DataType) -> Converter | None:
         """Return a function from a plain value to the leaf, ``None`` if they are the same."""
@@ -157,7 +162,22 @@ class MessagePackForm(WireForm):
         return entries
 
 
+class StateForm(MessagePackForm):
+    """The form of values that are read again in the state's style: an instant has a local time."""
+
+    def leaf_writer(self, data_type: T.DataType) -> Converter:
+        """Return a function from what a user gives for a leaf to its plain value."""
+        if isinstance(data_type, T.TimestampType):
+            return shown_microseconds_of
+        return super().leaf_writer(data_type)
+
+
 MESSAGE_PACK = MessagePackForm()
+STATE_FORM = StateForm()
+
+
+def _after(take: Converter, write: Converter) -> Converter:
+    return lambda value: write(take(value))
 
 
 def canonical_of(data_type: T.DataType) -> Converter | None:

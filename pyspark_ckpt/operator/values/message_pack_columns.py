@@ -20,11 +20,12 @@ from pyspark.sql import types as T
 from pyspark_ckpt.errors import StateValueError
 from pyspark_ckpt.operator.user_frames import shown
 from pyspark_ckpt.operator.values.arrow_values import plain_values
-from pyspark_ckpt.operator.values.codec import TupleCodec, holds
+from pyspark_ckpt.operator.values.codec import TupleCodec
 from pyspark_ckpt.operator.values.leaves import TEXTS
 from pyspark_ckpt.operator.values.message_pack import canonical_floats
 from pyspark_ckpt.operator.values.sent_columns import first_bad_text
 from pyspark_ckpt.operator.values.transport import travels_as_json
+from pyspark_ckpt.operator.values.wire_form import holds
 
 Bytes = np.ndarray[Any, Any]
 

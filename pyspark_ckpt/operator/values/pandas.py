@@ -217,8 +217,9 @@ def yielded_values(data_type: T.DataType, zone: datetime.tzinfo | None) -> Conve
     * NaN, ``NaT`` and ``NA`` are null, as in PySpark. Only inside nested values, NaN stays a
       ``float`` or ``double``.
     * A time without a zone is one in `zone`, and ``fold`` says which one if there are two.
-    * NumPy arrays are lists, NumPy's times those of pandas, and whole floats that an array with NaN
-      has made of integers are integers.
+    * NumPy arrays are lists. Times of NumPy and pandas are Python's, without nanoseconds, and in a
+      date without the time of day. Whole floats that an array with NaN has made of integers are
+      integers.
 
     What is of another type is left to the writers, which say what is wrong with it.
 
@@ -250,7 +251,7 @@ def _yielded(data_type: T.DataType, zone: datetime.tzinfo | None) -> Converter:
         return lambda value: _instant(_python_time(value), zone)
     if isinstance(data_type, T.IntegralType):
         return _whole_number
-    return _python_time
+    return _python_date if isinstance(data_type, T.DateType) else _python_time
 
 
 def _yielded_item(data_type: T.DataType, zone: datetime.tzinfo | None) -> Converter:
@@ -317,7 +318,15 @@ def _python_time(value: Any) -> Any:
     """Return a time of pandas or NumPy as Python's, any other value as it is."""
     if isinstance(value, _TIMES_OF_NUMPY):
         value = pd.Timestamp(value) if isinstance(value, np.datetime64) else pd.Timedelta(value)
+    if isinstance(value, pd.Timedelta):
+        return value.to_pytimedelta()
     return value.to_pydatetime(warn=False) if isinstance(value, pd.Timestamp) else value
+
+
+def _python_date(value: Any) -> Any:
+    """Return a time's date, as PySpark does, any other value as it is."""
+    time = _python_time(value)
+    return time.date() if isinstance(time, datetime.datetime) else time
 
 
 def _instant(time: Any, zone: datetime.tzinfo | None) -> Any:

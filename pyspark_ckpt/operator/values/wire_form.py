@@ -8,9 +8,10 @@ because nulls need no conversion in any form.
 from __future__ import annotations
 
 import datetime
+import time
 from abc import ABC, abstractmethod
 from collections import namedtuple
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
@@ -41,6 +42,25 @@ def row_type_of(names: list[str]) -> type[Row]:
 
 Converter = Callable[[Any], Any]
 
+
+def holds(data_type: T.DataType, kinds: type[T.DataType] | tuple[type[T.DataType], ...]) -> bool:
+    """Return whether a type is or contains one of these types."""
+    return any(isinstance(each, kinds) for each in types_in(data_type))
+
+
+def types_in(data_type: T.DataType) -> Iterator[T.DataType]:
+    """Yield a type and all types inside it."""
+    yield data_type
+    inner = {
+        T.ArrayType: ["elementType"], T.MapType: ["keyType", "valueType"],
+    }.get(type(data_type), [])  # fmt: skip
+    if isinstance(data_type, T.StructType):
+        for field in data_type.fields:
+            yield from types_in(field.dataType)
+    for name in inner:
+        yield from types_in(getattr(data_type, name))
+
+
 _EXACT_MICROSECONDS = 2**32 * 1_000_000
 """In the years 1834 to 2106, seconds as a float are exact to the microsecond."""
 
@@ -53,8 +73,15 @@ class WireForm(ABC):
         """Return the msgspec type of a leaf; raise ``KeyError`` if the form has no such leaf."""
 
     @abstractmethod
-    def leaf_writer(self, data_type: T.DataType) -> Converter | None:
-        """Return a function from a leaf to its plain value, ``None`` if they are the same."""
+    def leaf_writer(self, data_type: T.DataType) -> Converter:
+        """Return a function from what a user gives for a leaf to its plain value.
+
+        The function raises an error if the type does not take the value.
+        """
+
+    @abstractmethod
+    def kinds_as_they_are(self, data_type: T.DataType) -> frozenset[type]:
+        """Return the Python types of which a value is taken for a leaf, and is its plain value."""
 
     @abstractmethod
     def leaf_reader(self, data_type: T.DataType) -> Converter | None:
@@ -118,7 +145,26 @@ def dict_of_times(entries: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
     return made
 
 
-STATE_STYLE = ValueStyle(_row_of, dict, T.TimestampType().fromInternal)
+_INSTANT = T.TimestampType()
+
+
+def local_timestamp(microseconds: int) -> datetime.datetime:
+    """Return an instant as a time of this process's zone, as PySpark's state shows it.
+
+    Raises
+    ------
+    ValueError, OverflowError, OSError
+        If the local time is in no year from 1 to 9999.
+    """
+    try:
+        return _INSTANT.fromInternal(microseconds)
+    except (ValueError, OverflowError, OSError):
+        # It looks a day ahead and back, and the first and the last day have none there.
+        seconds, rest = divmod(microseconds, 1_000_000)
+        return datetime.datetime(*time.localtime(seconds)[:6], rest)  # noqa: DTZ001
+
+
+STATE_STYLE = ValueStyle(_row_of, dict, local_timestamp)
 """The objects of PySpark's state: Row, dict and naive local timestamps."""
 
 
@@ -191,15 +237,55 @@ def _value_type(form: WireForm, data_type: T.DataType, *, as_declared: bool) -> 
         ) from None
 
 
-def writer_of(form: WireForm, data_type: T.DataType) -> Converter | None:
-    """Return a function from users' values to plain values, ``None`` if they are the same."""
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """How a form writes the values of a type.
+
+    Parameters
+    ----------
+    convert
+        A function from a user's value to its plain value; it raises an error if the type does not
+        take the value.
+    as_they_are
+        Python types whose values need no conversion.
+    """
+
+    convert: Converter
+    as_they_are: frozenset[type]
+
+    def __call__(self, value: Any) -> Any:
+        """Return the plain value of a user's value; null is null."""
+        if value is None or type(value) in self.as_they_are:
+            return value
+        return self.convert(value)
+
+
+def writer_of(form: WireForm, data_type: T.DataType, *, is_checked: bool = False) -> Writer | None:
+    """Return how users' values become plain values, ``None`` if they are the same.
+
+    Parameters
+    ----------
+    form
+        The encoding.
+    data_type
+        The Spark type.
+    is_checked
+        Whether the caller makes sure that what is read is what was written. Then leaves whose
+        plain values are equal to the users' are not looked at one by one.
+    """
     if isinstance(data_type, T.ArrayType):
-        return _array_writer(writer_of(form, data_type.elementType))
+        return _array_writer(writer_of(form, data_type.elementType, is_checked=is_checked))
     if isinstance(data_type, T.StructType):
-        return _struct_writer(form, data_type)
+        return Writer(_struct_writer(form, data_type, is_checked=is_checked), _NONE)
     if isinstance(data_type, T.MapType):
-        return _map_writer(form, data_type)
-    return form.leaf_writer(data_type)
+        return Writer(_map_writer(form, data_type, is_checked=is_checked), _NONE)
+    as_they_are = form.kinds_as_they_are(data_type)
+    if is_checked and as_they_are:
+        return None
+    return Writer(form.leaf_writer(data_type), as_they_are)
+
+
+_NONE: frozenset[type] = frozenset()
 
 
 def reader_of(form: WireForm, data_type: T.DataType, style: ValueStyle) -> Converter | None:
@@ -215,10 +301,33 @@ def reader_of(form: WireForm, data_type: T.DataType, style: ValueStyle) -> Conve
     return form.leaf_reader(data_type)
 
 
-def fields_writer(form: WireForm, schema: T.StructType) -> Converter | None:
-    """Return a function from a schema's values to plain values; it checks their number."""
-    converters = [writer_of(form, field.dataType) for field in schema.fields]
-    return fields_converter(converters) if any(converters) else None
+def fields_writer(
+    form: WireForm, schema: T.StructType, *, is_checked: bool = False
+) -> Converter | None:
+    """Return :func:`writer_of` for a sequence of a schema's values; it checks their number."""
+    writers = [writer_of(form, field.dataType, is_checked=is_checked) for field in schema.fields]
+    return _written(writers) if any(writers) else None
+
+
+def _written(writers: Sequence[Writer | None]) -> Converter:
+    width = len(writers)
+    active = [
+        (index, writer.as_they_are, writer.convert)
+        for index, writer in enumerate(writers)
+        if writer is not None
+    ]
+
+    def write_fields(values: Sequence[Any]) -> tuple[Any, ...]:
+        written = list(values)
+        if len(written) != width:
+            raise ValueError(f"{len(written)} values for {width} fields")
+        for index, as_they_are, convert in active:
+            value = written[index]
+            if value is not None and type(value) not in as_they_are:
+                written[index] = convert(value)
+        return tuple(written)
+
+    return write_fields
 
 
 def fields_reader(form: WireForm, schema: T.StructType, style: ValueStyle) -> Converter | None:
@@ -245,16 +354,28 @@ def fields_converter(converters: Sequence[Converter | None]) -> Converter:
     return convert_fields
 
 
-def _array_writer(convert: Converter | None) -> Converter | None:
-    if convert is None:
+def _array_writer(item: Writer | None) -> Writer | None:
+    if item is None:
         return None
+    as_they_are = item.as_they_are | {type(None)}
 
     def write(values: Any) -> Any:
-        if not (isinstance(values, list | tuple) or _is_array(values)):
-            raise TypeError(f"{type(values).__name__} is no list")
-        return [None if value is None else convert(value) for value in values]
+        if not _is_list(values):
+            raise TypeError(f"{type(values).__name__} is no list: give a list")
+        if isinstance(values, np.ndarray) and values.dtype.kind in "biuf":
+            values = values.tolist()
+        if as_they_are.issuperset(map(type, values)):
+            return list(values)
+        return list(map(item, values))
 
-    return write
+    return Writer(write, _NONE)
+
+
+def _is_list(values: Any) -> bool:
+    """Return whether values are those of an array; the fields of a Row are those of a struct."""
+    if isinstance(values, tuple):
+        return not isinstance(values, Row) and not hasattr(values, "_fields")
+    return isinstance(values, list) or _is_array(values)
 
 
 def _is_array(values: Any) -> bool:
@@ -268,9 +389,9 @@ def _array_reader(convert: Converter | None) -> Converter | None:
     return lambda values: [None if value is None else convert(value) for value in values]
 
 
-def _struct_writer(form: WireForm, data_type: T.StructType) -> Converter:
+def _struct_writer(form: WireForm, data_type: T.StructType, *, is_checked: bool) -> Converter:
     names, width = data_type.names, len(data_type.fields)
-    convert, pack = fields_writer(form, data_type), form.pack_struct(width)
+    convert, pack = fields_writer(form, data_type, is_checked=is_checked), form.pack_struct(width)
 
     def write(value: Any) -> Any:
         values = value
@@ -337,24 +458,32 @@ def _struct_reader(form: WireForm, data_type: T.StructType, style: ValueStyle) -
     return lambda wire: make(convert(unpack(wire)))
 
 
-def _map_writer(form: WireForm, data_type: T.MapType) -> Converter:
-    convert = fields_converter(
-        [writer_of(form, data_type.keyType), writer_of(form, data_type.valueType)]
-    )
+def _map_writer(form: WireForm, data_type: T.MapType, *, is_checked: bool) -> Converter:
+    kinds = [data_type.keyType, data_type.valueType]
+    convert = _written([writer_of(form, kind, is_checked=is_checked) for kind in kinds])
 
     def write(value: Any) -> Any:
-        entries = value.items() if isinstance(value, dict) else value
         if not isinstance(value, dict | list):
             raise TypeError(f"{type(value).__name__} is no map: give a dict or a list of entries")
-        return form.pack_map([convert(entry) for entry in entries])
+        entries = value.items() if isinstance(value, dict) else map(_entry, value)
+        packed = form.pack_map([convert(entry) for entry in entries])
+        if len(packed) < len(value):
+            raise ValueError(f"two keys are one key in {data_type.simpleString()}")
+        return packed
 
     return write
+
+
+def _entry(entry: Any) -> Any:
+    if not isinstance(entry, list | tuple):
+        raise TypeError(f"{type(entry).__name__} is no entry of a map: give a key and a value")
+    return entry
 
 
 def _map_reader(form: WireForm, data_type: T.MapType, style: ValueStyle) -> Converter:
     converters = [reader_of(form, kind, style) for kind in (data_type.keyType, data_type.valueType)]
     unpack, make = form.unpack_map, style.map
-    if make is dict and isinstance(data_type.keyType, T.TimestampType):
+    if make is dict and holds(data_type.keyType, T.TimestampType):
         make = dict_of_times
     if not any(converters):
         return lambda wire: make(unpack(wire))
