@@ -77,6 +77,7 @@ def _state_schemas(states: Iterable[StateDescriptor]) -> tuple[StateSchema, ...]
                 None if state.map_key_schema is None else struct_type(state.map_key_schema)
             ),
             ttl=None if state.ttl is None else f"{state.ttl.duration_ms} ms {state.ttl.time} time",
+            earlier=tuple(map(struct_type, state.earlier_schemas)),
         )
         for state in states
         if state.sweeps is None

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import msgspec
 
@@ -200,17 +199,6 @@ def _since_ms(state: StateDescriptor, merged: StateDescriptor) -> int | None:
 
 
 def _is_read_by(state: StateDescriptor, target: StateDescriptor) -> bool:
-    """Return whether entries keep the place of their schema in the target's history.
-
-    They would pass through the schemas in between, which the subtask never had: a field that these
-    lack, and that is there again, must not become null.
-    """
+    """Return whether entries keep the place of their schema in the target's history."""
     history = (*state.earlier_schemas, state.value_schema)
-    of_target = (*target.earlier_schemas, target.value_schema)
-    if not is_beginning(history, of_target):
-        return False
-    if len(history) == len(of_target):
-        return True
-    rest = [struct_type(schema) for schema in of_target[len(history) - 1 :]]
-    on_the_way = {path for one, other in pairwise(rest) for path in compare(one, other).removed}
-    return on_the_way <= set(compare(rest[0], rest[-1]).removed)
+    return is_beginning(history, (*target.earlier_schemas, target.value_schema))

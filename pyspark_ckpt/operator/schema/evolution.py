@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Context, Decimal, InvalidOperation
 from enum import Enum
+from itertools import pairwise
 from operator import itemgetter
 from typing import Any
 
@@ -118,13 +119,25 @@ class Evolution:
         return Verdict.EVOLVED if self.changes else Verdict.SAME
 
 
-def compare(stored: T.StructType, wanted: T.StructType) -> Evolution:
+def compare(
+    stored: T.StructType, wanted: T.StructType, earlier: Sequence[T.StructType] = ()
+) -> Evolution:
     """Compare a stored schema with the wanted one; on driver and executor.
 
     Metadata of fields is ignored.
+
+    Parameters
+    ----------
+    stored
+        The newest schema that is stored.
+    wanted
+        The schema that the processor asks for.
+    earlier
+        The schemas before the newest one, which entries may still have; only for what the changes
+        say.
     """
     comparison = _Comparison()
-    comparison.types(stored, wanted, "")
+    comparison.types(stored, wanted, "", earlier)
     return Evolution(
         tuple(comparison.changes),
         tuple(comparison.refused),
@@ -133,11 +146,17 @@ def compare(stored: T.StructType, wanted: T.StructType) -> Evolution:
     )
 
 
-def converter(stored: T.StructType, wanted: T.StructType) -> Callable[[Value], Value] | None:
-    """Return a function that converts tuples of the stored schema to the wanted schema.
+def converter(*history: T.StructType) -> Callable[[Value], Value] | None:
+    """Return a function that converts tuples of the first schema of a history to the last one.
 
     It takes and returns tuples as :meth:`TupleCodec.decode` does, in any style; changed nested
-    structs become Rows.
+    structs become Rows. A field that a schema in between lacks is there again if the last schema
+    has it. It is null if it has another type by then, which does not hold the stored values.
+
+    Parameters
+    ----------
+    *history
+        The stored schema, those that followed it, and the wanted one.
 
     Returns
     -------
@@ -147,17 +166,25 @@ def converter(stored: T.StructType, wanted: T.StructType) -> Callable[[Value], V
     Raises
     ------
     IncompatibleStateError
-        If the schemas are incompatible. The function itself raises StateValueError for a decimal
-        that does not fit its own stored schema.
+        If a schema is incompatible with the one before. The function itself raises StateValueError
+        for a decimal that does not fit its own stored schema.
     """
-    evolution = compare(stored, wanted)
-    if evolution.refused:
-        raise IncompatibleStateError(
-            f"values of {stored.simpleString()} cannot become {wanted.simpleString()}: "
-            f"{'; '.join(evolution.refused)}"
-        )
-    marks = [field.name for field in wanted.fields if _is_mark_of(field, stored)]
+    for stored, wanted in pairwise(history):
+        evolution = compare(stored, wanted)
+        if evolution.refused:
+            raise IncompatibleStateError(
+                f"values of {stored.simpleString()} cannot become {wanted.simpleString()}: "
+                f"{'; '.join(evolution.refused)}"
+            )
+    stored, wanted = history[0], history[-1]
+    marks = [field.name for field in wanted.fields if _is_mark_added_in(field, history)]
     return _struct_converter(stored, wanted, marks)
+
+
+def _is_mark_added_in(field: T.StructField, history: Sequence[T.StructType]) -> bool:
+    """Return whether a field is a mark that the first schema lacks, true in its values."""
+    lacking = [schema for schema in history if field.name not in schema.names]
+    return field.name not in history[0].names and _is_mark_of(field, lacking[-1])
 
 
 def same_type(stored: T.DataType, wanted: T.DataType, *, nullability: bool = True) -> bool:
@@ -203,21 +230,32 @@ class _Comparison:
         self.removed: list[str] = []
         self.advice: list[str] = []
 
-    def types(self, stored: T.DataType, wanted: T.DataType, path: str) -> None:
+    def types(
+        self, stored: T.DataType, wanted: T.DataType, path: str, earlier: Sequence[T.DataType]
+    ) -> None:
         if same_type(stored, wanted):
             return
         if isinstance(stored, T.StructType) and isinstance(wanted, T.StructType):
-            self._structs(stored, wanted, path)
+            structs = [each for each in earlier if isinstance(each, T.StructType)]
+            self._structs(stored, wanted, path, structs)
         elif isinstance(stored, T.ArrayType) and isinstance(wanted, T.ArrayType):
             element = f"{path}.element"
             self._nulls(stored.containsNull, wanted.containsNull, element)
-            self.types(stored.elementType, wanted.elementType, element)
+            items = [each.elementType for each in earlier if isinstance(each, T.ArrayType)]
+            self.types(stored.elementType, wanted.elementType, element, items)
         elif isinstance(stored, T.MapType) and isinstance(wanted, T.MapType):
-            self._maps(stored, wanted, path)
+            values = [each.valueType for each in earlier if isinstance(each, T.MapType)]
+            self._maps(stored, wanted, path, values)
         else:
             self._other_types(stored, wanted, path)
 
-    def _structs(self, stored: T.StructType, wanted: T.StructType, path: str) -> None:
+    def _structs(
+        self,
+        stored: T.StructType,
+        wanted: T.StructType,
+        path: str,
+        earlier: Sequence[T.StructType],
+    ) -> None:
         repeated = sorted(_repeated(stored.names) | _repeated(wanted.names))
         for name in repeated:
             self._refuse(f"field {_below(path, name)!r} occurs more than once, so it is ambiguous")
@@ -239,7 +277,8 @@ class _Comparison:
             if not path and _is_mark_of(field, stored):
                 self._allow(f"field {field.name!r} added, true in stored values")
             else:
-                self._field(before.get(field.name), field, _below(path, field.name))
+                had = [each[field.name].dataType for each in earlier if field.name in each.names]
+                self._field(before.get(field.name), field, _below(path, field.name), had)
         self._renamed(
             [name for name in values if name not in wanted.names],
             [f.name for f in wanted.fields if f.name not in before and (path or not _is_mark(f))],
@@ -264,23 +303,41 @@ class _Comparison:
                     f"If {new} is {old} renamed, stop and give a Migration with value="
                 )
 
-    def _field(self, stored: T.StructField | None, wanted: T.StructField, path: str) -> None:
+    def _field(
+        self,
+        stored: T.StructField | None,
+        wanted: T.StructField,
+        path: str,
+        earlier: Sequence[T.DataType],
+    ) -> None:
         if stored is not None:
             self._nulls(stored.nullable, wanted.nullable, path)
-            self.types(stored.dataType, wanted.dataType, path)
-        elif wanted.nullable:
-            self._allow(f"field {path!r} added, null in stored values")
-        else:
+            self.types(stored.dataType, wanted.dataType, path, earlier)
+        elif not wanted.nullable:
             self._refuse(f"field {path!r} added as not null, stored values have none")
+        elif any(_holds_values_of(each, wanted.dataType) for each in earlier):
+            self._allow(
+                f"field {path!r} added again, as it is stored in values that were not written "
+                "without it, null in others"
+            )
+        elif earlier:
+            self._allow(
+                f"field {path!r} added again with another type, null in stored values; those that "
+                f"were not written without it still have it as {earlier[-1].simpleString()}"
+            )
+        else:
+            self._allow(f"field {path!r} added, null in stored values")
 
-    def _maps(self, stored: T.MapType, wanted: T.MapType, path: str) -> None:
+    def _maps(
+        self, stored: T.MapType, wanted: T.MapType, path: str, earlier: Sequence[T.DataType]
+    ) -> None:
         if not same_type(stored.keyType, wanted.keyType):
             self._refuse(
                 f"field {f'{path}.key'!r} changed from {stored.keyType.simpleString()} to "
                 f"{wanted.keyType.simpleString()}, but keys of a map stay, with what may be null"
             )
         self._nulls(stored.valueContainsNull, wanted.valueContainsNull, f"{path}.value")
-        self.types(stored.valueType, wanted.valueType, f"{path}.value")
+        self.types(stored.valueType, wanted.valueType, f"{path}.value", earlier)
 
     def _nulls(self, stored: bool, wanted: bool, path: str) -> None:  # noqa: FBT001
         if wanted and not stored:
@@ -330,6 +387,33 @@ def _repeated(names: list[str]) -> set[str]:
     return {name for name in names if names.count(name) > 1}
 
 
+def _holds_values_of(stored: T.DataType, wanted: T.DataType) -> bool:
+    """Return whether a type holds every value of a stored one, perhaps without some fields."""
+    if isinstance(stored, T.StructType) and isinstance(wanted, T.StructType):
+        fields = {field.name: field for field in stored.fields}
+        return all(
+            field.nullable or _is_kept(fields.get(field.name), field) for field in wanted.fields
+        )
+    if isinstance(stored, T.ArrayType) and isinstance(wanted, T.ArrayType):
+        loses_null = stored.containsNull and not wanted.containsNull
+        return not loses_null and _holds_values_of(stored.elementType, wanted.elementType)
+    if isinstance(stored, T.MapType) and isinstance(wanted, T.MapType):
+        loses_null = stored.valueContainsNull and not wanted.valueContainsNull
+        return (
+            not loses_null
+            and same_type(stored.keyType, wanted.keyType)
+            and _holds_values_of(*_value_types(stored, wanted))
+        )
+    return same_type(stored, wanted) or widens(stored, wanted)
+
+
+def _is_kept(stored: T.StructField | None, wanted: T.StructField) -> bool:
+    """Return whether a field has the stored values of another one of its name."""
+    if stored is None or (stored.nullable and not wanted.nullable):
+        return False
+    return _holds_values_of(stored.dataType, wanted.dataType)
+
+
 def _type_converter(stored: T.DataType, wanted: T.DataType) -> Callable[[Any], Any] | None:
     """Return a converter of values that are not null, ``None`` if they need no conversion."""
     if isinstance(stored, T.StructType) and isinstance(wanted, T.StructType):
@@ -360,7 +444,12 @@ def _struct_converter(
         return None
     # An added field takes the null that the picker puts behind the stored values, a mark the true.
     added = len(stored.fields)
-    place = {name: index for index, name in enumerate(stored.names)}
+    fields = {field.name: field for field in wanted.fields}
+    place = {
+        field.name: index
+        for index, field in enumerate(stored.fields)
+        if field.name in fields and _is_kept(field, fields[field.name])
+    }
     places = [
         place.get(field.name, added + 1 if field.name in marks else added)
         for field in wanted.fields

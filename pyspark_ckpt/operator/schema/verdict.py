@@ -28,6 +28,8 @@ class StateSchema:
         The schema of the keys of a map or broadcast state.
     ttl
         The time to live in words, ``None`` if the state does not expire.
+    earlier
+        The schemas of values before the stored one, oldest first.
     """
 
     name: str
@@ -35,6 +37,7 @@ class StateSchema:
     value_schema: T.StructType
     map_key_schema: T.StructType | None = None
     ttl: str | None = None
+    earlier: tuple[T.StructType, ...] = ()
 
 
 class Outcome(Enum):
@@ -198,7 +201,7 @@ def _same_keys(stored: StateSchema, wanted: StateSchema) -> bool:
 def _values(stored: StateSchema, wanted: StateSchema, migration: Migration | None) -> Evolution:
     if migration is not None and migration.value is not None:
         return Evolution()
-    return compare(stored.value_schema, wanted.value_schema)
+    return compare(stored.value_schema, wanted.value_schema, stored.earlier)
 
 
 def _keys(stored: StateSchema, wanted: StateSchema, migration: Migration | None) -> Evolution:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import CkptError, ProcessorError
 from pyspark_ckpt.formats.handle import StateDescriptor
 from pyspark_ckpt.migration import Migration
-from pyspark_ckpt.operator.schema.evolution import converter
 from pyspark_ckpt.operator.state.kinds import Entries, kind_of
 from pyspark_ckpt.operator.state.list import decode_chunk, encode_chunk
-from pyspark_ckpt.operator.table.catalog import codec_of, struct_type
+from pyspark_ckpt.operator.table.catalog import codec_of, same_schema, struct_type
 from pyspark_ckpt.operator.user_frames import shortened, user_frames
 from pyspark_ckpt.operator.values.codec import TupleCodec
 from pyspark_ckpt.operator.values.wire_form import row_type_of
@@ -48,12 +48,15 @@ class StateRewrite:
     ) -> None:
         self._where = where
         self._entries = kind_of(source).entries
-        self._old, self._new = codec_of(source, where), codec_of(target, where)
-        stored, wanted = struct_type(source.value_schema), struct_type(target.value_schema)
+        self._new = codec_of(target, where)
         value = None if migration is None else migration.value
         if value is None:  # what no user sees stays as it is stored
-            self._old, self._new = self._old.plain, self._new.plain
-        self._value = converter(stored, wanted) if value is None else _on_rows(value, stored)
+            # Each entry from its own schema: it may have a field that the newest stored one lacks.
+            self._old, self._new = codec_of(_followed(source, target), where).plain, self._new.plain
+            self._value = None
+        else:
+            self._old = codec_of(source, where)
+            self._value = _on_rows(value, struct_type(source.value_schema))
         if source.map_key_schema is not None and target.map_key_schema is not None:
             stored_key = struct_type(source.map_key_schema)
             key = None if migration is None else migration.key
@@ -106,6 +109,16 @@ class StateRewrite:
     def _item(self, data: bytes) -> bytes:
         values = self._old.decode(data)
         return self._new.encode(values if self._value is None else self._value(values))
+
+
+def _followed(source: StateDescriptor, target: StateDescriptor) -> StateDescriptor:
+    """Return a stored state whose newest schema is that of another one."""
+    if same_schema(source.value_schema, target.value_schema):
+        return source
+    earlier = (*source.earlier_schemas, source.value_schema)
+    return msgspec.structs.replace(
+        source, value_schema=target.value_schema, earlier_schemas=earlier
+    )
 
 
 def _on_rows(function: Callable[[Any], _Tuple], schema: T.StructType) -> Callable[[_Tuple], _Tuple]:

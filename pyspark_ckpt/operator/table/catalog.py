@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -157,22 +157,14 @@ def codec_of(state: StateDescriptor, what: str) -> Codec:
     if len(schemas) == 1:
         return newest
     earlier = [
-        EarlierSchema(TupleCodec(schema, what), _conversion(schemas[version:]))
+        EarlierSchema(TupleCodec(schema, what), converter(*schemas[version:]) or _as_it_is)
         for version, schema in enumerate(schemas[:-1])
     ]
     return VersionedCodec(newest, earlier, what)
 
 
-def _conversion(schemas: list[T.StructType]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
-    """Return a function that converts tuples of the first schema to the last."""
-    steps = [step for step in map(converter, schemas[:-1], schemas[1:]) if step is not None]
-
-    def convert(values: tuple[Any, ...]) -> tuple[Any, ...]:
-        for step in steps:
-            values = step(values)
-        return values
-
-    return convert
+def _as_it_is(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    return values
 
 
 def ttl_descriptor(

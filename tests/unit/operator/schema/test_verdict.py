@@ -200,3 +200,23 @@ def test_texts_are_what_a_user_would_write() -> None:
     assert schema_text(struct()) == "()"
     map_state = StateSchema("m", "map", INT, TEXT, "5 min")
     assert state_text(map_state) == "map of (s string) to (n int), ttl 5 min"
+
+
+def test_a_field_that_comes_back_is_told_with_what_entries_still_have() -> None:
+    with_x, without = (of_longs(each) for each in ("n,x", "n"))
+    stored = replace(VALUE, value_schema=without, earlier=(with_x,))
+    again = judge_state(stored, replace(VALUE, value_schema=with_x))
+    assert again.why == (
+        "field 'x' added again, as it is stored in values that were not written without it, "
+        "null in others"
+    )
+    texts = T.StructType([*without.fields, T.StructField("x", T.StringType())])
+    as_text = judge_state(stored, replace(VALUE, value_schema=texts))
+    assert as_text.verdict is Outcome.EVOLVED
+    assert "another type, null in stored values; those that were not written" in as_text.why
+    assert "still have it as bigint" in as_text.why
+    below = [T.StructType([T.StructField("s", each)]) for each in (with_x, without)]
+    nested = replace(VALUE, value_schema=below[1], earlier=(below[0],))
+    assert (
+        "field 's.x' added again" in judge_state(nested, replace(nested, value_schema=below[0])).why
+    )

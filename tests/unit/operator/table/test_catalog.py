@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 from pyspark.sql import types as T
@@ -12,6 +14,7 @@ from pyspark_ckpt.formats.modes import TtlTime, TtlUpdate, TtlVisibility
 from pyspark_ckpt.operator.table.catalog import FREE, StateCatalog, codec_of, evolved
 from pyspark_ckpt.operator.table.stored_keys import MAX_STATES
 from pyspark_ckpt.operator.values.codec import MAX_VERSION
+from pyspark_ckpt.testing.schema_text import parse_schema as schema_of_text
 from tests.unit.operator.subtask_epochs import NUMBER, TEXT, SubtaskEpochs
 
 
@@ -113,12 +116,64 @@ def test_entries_of_every_schema_in_the_history_are_read_as_the_newest() -> None
     ]  # fmt: skip
 
 
-def test_a_dropped_field_that_comes_back_is_null_in_older_entries() -> None:
-    state = value_state(WIDE)
+@pytest.mark.parametrize(
+    ("schemas", "found"),
+    [
+        (["n int, t string", "n int", "n int, t string"], (1, "x")),
+        (["n int, t string", "n int", "t string, n bigint", "n bigint", "n bigint, t string"],
+         (1, "x")),
+        (["n int, t string", "n int", "n int, t binary"], (1, None)),
+        (["n int, t string", "n int", "n int, t binary", "n int", "n int, t string"], (1, "x")),
+        (["n int, t string", "t string", "t string, n double"], ("x", 1.0)),
+        (["n bigint, t string", "t string", "t string, n int"], ("x", None)),
+        (["n int, t string", "n int", "n int, t array<string>"], (1, None)),
+    ],
+)  # fmt: skip
+def test_a_dropped_field_that_comes_back_keeps_its_stored_bytes(
+    schemas: list[str], found: tuple[Any, ...]
+) -> None:
+    """Entries that were written without it have none."""
+    first, *later = (schema_of_text(each) for each in schemas)
+    state = value_state(first)
     stored = codec_of(state, "s").encode((1, "x"))
-    for wanted in (NUMBER, WIDE):
+    between = codec_of(evolved(state, value_state(later[0]), "operator"), "s")
+    rewritten = between.encode(between.decode(stored))
+    for wanted in later:
         state = evolved(state, value_state(wanted), "operator")
-    assert codec_of(state, "s").decode(stored) == (1, None)
+    assert codec_of(state, "s").decode(stored) == found
+    lost = {*first.names} - {*later[0].names}
+    assert codec_of(state, "s").decode(rewritten) == tuple(
+        None if name in lost else value for name, value in zip(later[-1].names, found, strict=True)
+    )
+
+
+@pytest.mark.parametrize(
+    ("schemas", "value", "found"),
+    [
+        (["n int, s struct<x:int,y:int>", "n int, s struct<x:int>",
+          "n int, s struct<x:int,y:bigint>"], (1, (2, 3)), (1, (2, 3))),
+        (["n int, s struct<x:int,y:int>", "n int, s struct<x:int>",
+          "n int, s struct<x:int,y:string>"], (1, (2, 3)), (1, (2, None))),
+        (["n int, s struct<x:int,y:int>", "n int", "n int, s struct<y:bigint>"],
+         (1, (2, 3)), (1, (3,))),
+        (["a array<struct<x:int,y:int>>", "a array<struct<x:int>>",
+          "a array<struct<y:int,x:int>>"], ([(2, 3)],), ([(3, 2)],)),
+        (["m map<string,struct<x:int,y:int>>", "m map<string,struct<x:int>>",
+          "m map<string,struct<x:int,y:int>>"], ({"k": (2, 3)},), ({"k": (2, 3)},)),
+        (["n int, m map<string,int>", "n int", "n int, m map<int,int>"],
+         (1, {"k": 2}), (1, None)),
+    ],
+)  # fmt: skip
+def test_a_field_comes_back_at_any_depth(
+    schemas: list[str], value: tuple[Any, ...], found: tuple[Any, ...]
+) -> None:
+    first, *later = (schema_of_text(each) for each in schemas)
+    state = value_state(first)
+    stored = codec_of(state, "s").encode(value)
+    for wanted in later:
+        state = evolved(state, value_state(wanted), "operator")
+    assert codec_of(state, "s").decode(stored) == found
+    assert codec_of(state, "s").plain.decode(stored) == found
 
 
 def test_ids_are_permanent_and_freed_ones_are_used_again() -> None:
