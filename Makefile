@@ -10,7 +10,7 @@ export PYSPARK_DRIVER_PYTHON := $(PYSPARK_PYTHON)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-further test-all hand-over conformance conformance-all notebooks soak reach simulate simulate-breaks fuzz mutate torture matrix golden bench bench-peers lint format jar settings metrics reference plots docs java clean
+.PHONY: help setup demo test test-further test-all hand-over conformance conformance-ci conformance-all notebooks soak reach simulate simulate-breaks fuzz mutate torture matrix golden bench bench-peers lint format jar settings metrics reference plots docs java clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -36,10 +36,14 @@ hand-over: $(CLASSES) ## Run the suites with rows handed over in pandas frames: 
 		--ignore tests/recovery/test_crash_loop.py $(ARGS)
 
 # Each module in a process: what the sessions of one set is still there for those of the next.
-conformance: $(CLASSES) ## Run PySpark's own state tests with this library in its operator's place; up to an hour
-	for module in tests/conformance/test_*.py tests/conformance/connect/test_*.py; do \
+MODULES ?= tests/conformance/test_*.py tests/conformance/connect/test_*.py
+conformance: $(CLASSES) ## Run PySpark's own state tests with this library in its operator's place; up to an hour; MODULES=...
+	for module in $(MODULES); do \
 		$(BIN)/python -m pytest $$module $(ARGS) || failed=$$?; \
 	done; exit $${failed:-0}
+
+conformance-ci: ## Run those of the operator and the harness, as CI does; eight minutes
+	$(MAKE) conformance MODULES="tests/conformance/test_operator.py tests/conformance/test_harness.py"
 
 conformance-all: $(VENV)/.dev java ## Run them on each version of PySpark, and write docs/conformance.md; an hour, 4 GB
 	$(BIN)/python -m tools.conformance $(ARGS)

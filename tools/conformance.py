@@ -22,6 +22,7 @@ from typing import Any
 
 from tests.conformance.not_applying import NOT_APPLYING
 from tools.environments import ROOT, environment
+from tools.measured_commit import measured_commit
 
 VERSIONS = ("4.0.5", "4.1.4", "4.2.1", "4.3.0")
 RESULTS = ROOT / "tests" / "conformance" / "results.json"
@@ -49,6 +50,7 @@ def run(version: str, part: str) -> dict[str, Any]:
         found = _run_tests(environment(version), f"tests/conformance/{name}")
         counts = {kind: counts[kind] + found[kind] for kind in counts}
     counts["seconds"] = round(time.monotonic() - began)
+    counts["commit"] = measured_commit()
     print(version, part, counts, flush=True)  # noqa: T201
     return counts
 
@@ -89,8 +91,8 @@ def counted(cases: Iterable[ET.Element]) -> dict[str, Any]:
 def table(results: dict[str, Any]) -> str:
     """Return the counts and the list of tests that do not apply, as Markdown."""
     lines = [
-        f"| PySpark | {' | '.join(PARTS)} | all | do not apply | skipped by PySpark |",
-        "|---" * (len(PARTS) + 4) + "|",
+        f"| PySpark | {' | '.join(PARTS)} | all | do not apply | skipped by PySpark | commits |",
+        "|---" * (len(PARTS) + 5) + "|",
     ]
     for version in sorted(results):
         parts = results[version]
@@ -99,7 +101,8 @@ def table(results: dict[str, Any]) -> str:
             sum(each[kind] for each in parts.values())
             for kind in ("passed", "not_applying", "skipped")
         ]
-        cells += [f"{sums[0]} pass", str(sums[1]), str(sums[2])]
+        commits = dict.fromkeys(f"`{parts[part]['commit']}`" for part in PARTS if part in parts)
+        cells += [f"{sums[0]} pass", str(sums[1]), str(sums[2]), ", ".join(commits)]
         lines.append(f"| {version} | {' | '.join(cells)} |")
     failed = sorted(
         {

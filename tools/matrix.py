@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.environments import ROOT, NoEnvironmentError, environment
+from tools.measured_commit import measured_commit
 
 RESULTS = ROOT / "tests" / "matrix" / "results.json"
 PAGE = ROOT / "docs" / "compatibility.md"
@@ -86,10 +87,15 @@ def run(row: Row) -> dict[str, Any]:
     try:
         python = environment(row.pyspark, row.python, row.pins)
     except NoEnvironmentError as exc:
-        return {"refused": str(exc)}
+        return {"refused": str(exc), "commit": measured_commit()}
     began = time.monotonic()
     parts = {"unit": _run_tests(python, UNIT), "queries": _run_tests(python, QUERIES)}
-    return {"packages": _packages_of(python), "seconds": round(time.monotonic() - began), **parts}
+    return {
+        "packages": _packages_of(python),
+        "seconds": round(time.monotonic() - began),
+        "commit": measured_commit(),
+        **parts,
+    }
 
 
 def _run_tests(python: Path, tests: tuple[str, ...]) -> dict[str, Any]:
@@ -130,8 +136,8 @@ def _packages_of(python: Path) -> dict[str, str]:
 def table(results: dict[str, Any]) -> str:
     """Return the results as a table of Markdown, in the order of :data:`ROWS`."""
     lines = [
-        "| PySpark | Python | " + " | ".join(SHOWN) + " | without Spark | queries |",
-        "|---" * (len(SHOWN) + 4) + "|",
+        "| PySpark | Python | " + " | ".join(SHOWN) + " | without Spark | queries | commit |",
+        "|---" * (len(SHOWN) + 5) + "|",
     ]
     for row in ROWS:
         result = results.get(row.name)
@@ -142,6 +148,7 @@ def table(results: dict[str, Any]) -> str:
         else:
             packages = [result["packages"][name] for name in SHOWN]
             cells = [*packages, *(_shown(result[part]) for part in ("unit", "queries"))]
+        cells.append(f"`{result['commit']}`")
         lines.append(f"| {row.pyspark} | {row.python} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 

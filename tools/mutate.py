@@ -22,6 +22,7 @@ import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tools.measured_commit import measured_commit
 from tools.mutations import MUTATIONS, Mutation
 
 ROOT = Path(__file__).parents[1]
@@ -154,7 +155,7 @@ def main() -> int:
     passed: set[str] = set()
     with tempfile.TemporaryDirectory(prefix="mutated-") as directory:
         place = Path(directory)
-        commit = _commit()  # of what is copied, whatever is committed meanwhile
+        commit = measured_commit()  # of what is copied, whatever is committed meanwhile
         for name in COPIED:
             shutil.copytree(ROOT / name, place / name)
         for name in FILES:
@@ -172,17 +173,6 @@ def main() -> int:
             sys.stdout.flush()
             survivors += not row["is_found"]
     return survivors
-
-
-def _commit() -> str:
-    found = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"],  # noqa: S607
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return found.stdout.strip()
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import pyspark
 from pyspark.sql import SparkSession
 
 from pyspark_ckpt import __version__
+from tools.measured_commit import measured_commit
 
 
 def describe_machine(spark: SparkSession) -> dict[str, Any]:
@@ -36,6 +37,7 @@ def describe_host() -> dict[str, Any]:
         "NumPy": np.__version__,
         "PyArrow": pa.__version__,
         "pyspark_ckpt": __version__,
+        "commit": measured_commit(),
     }
 
 

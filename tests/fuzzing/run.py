@@ -17,7 +17,6 @@ import json
 import logging
 import os
 import resource
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -28,6 +27,7 @@ from hypothesis import strategies as st
 
 from pyspark_ckpt.errors import CkptError, CorruptFileError
 from tests.fuzzing.parsers import Parser, parsers
+from tools.measured_commit import measured_commit
 
 CORPUS = Path(__file__).parent / "corpus"
 MOST_MEMORY_BYTES = 2 << 30
@@ -153,16 +153,13 @@ def main(arguments: list[str]) -> int:
 
 def _write(path: Path, examples: int, seconds: dict[str, float]) -> None:
     """Write what was done so far; every parser in it got all inputs, and none failed."""
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    )
     figures = {
         "inputs_of_each_parser": examples,
         "inputs": examples * len(seconds),
         "seconds": round(sum(seconds.values()), 1),
         "processor_seconds": round(time.process_time(), 1),
         "most_memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10,
-        "commit": commit.stdout.strip(),
+        "commit": measured_commit(),
         "seconds_of_parsers": seconds,
     }
     path.write_text(json.dumps(figures, indent=1) + "\n")

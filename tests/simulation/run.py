@@ -16,6 +16,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tools.measured_commit import measured_commit
+
 if TYPE_CHECKING:
     from tests.simulation.world import World
 
@@ -129,7 +131,7 @@ def _run(seeds: list[int], fates: int | None, *, trace: bool, stops: bool) -> Fi
             break
     seconds, used = time.monotonic() - began, time.process_time() - used
     return Figures(
-        commit=_commit(),
+        commit=measured_commit(),
         processes=1,
         seeds=seeds.index(seed) + 1,
         failed=failed,
@@ -157,15 +159,10 @@ def _report(seed: int, fates: int, error: str) -> None:
         if found is not None:
             fewer, error = number, found
             break
-    print(f"seed {seed} fails at commit {_commit()}; it needs {fewer} of {fates} fates. Replay:")
+    commit = measured_commit()
+    print(f"seed {seed} fails at commit {commit}; it needs {fewer} of {fates} fates. Replay:")
     print(f"  python -m tests.simulation.run {seed} --fates {fewer} --trace")
     print(error, flush=True)
-
-
-def _commit() -> str:
-    return subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    ).stdout.strip()
 
 
 if __name__ == "__main__":

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import platform
-import subprocess
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.faults.confined import ROOT
+from tools.measured_commit import measured_commit
 
 
 @dataclass
@@ -37,7 +36,7 @@ def shown(figures: Figures) -> Mapping[str, Any]:
     machine = {
         "cpus": os.cpu_count(),
         "python": platform.python_version(),
-        "commit": commit_of_code(),
+        "commit": measured_commit(),
     }
     kinds = {
         kind: sum(n for fault, n in figures.faults.items() if fault.endswith(ending))
@@ -76,15 +75,3 @@ def table_of(runs: Sequence[Mapping[str, Any]]) -> str:
     lines.append(f"| all | | {' | '.join(sums)} | {minutes:.0f} |")
     each = ", ".join(f"{fault} {number}" for fault, number in sorted(faults.items()))
     return "\n".join(lines) + f"\n\nThe faults: {each}.\n"
-
-
-def commit_of_code() -> str:
-    """Return the short name of the commit that is run."""
-    found = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return found.stdout.strip()

@@ -36,10 +36,11 @@ from tests.faults.confined import MOUNT, NAMESPACE, may_mount
 from tests.reach.front import Front
 from tests.servers.s3 import BUCKET, s3_server
 from tests.torture.faults import FAULTS, Scene, choose
-from tests.torture.figures import Figures, add_run, commit_of_code, shown, table_of
+from tests.torture.figures import Figures, add_run, shown, table_of
 from tests.torture.life import EndedError, Life
 from tests.torture.oracle import Input, committed_output, epochs_with_files
 from tests.torture.screen import Screen
+from tools.measured_commit import measured_commit
 
 DISK = "CKPT_TORTURE_DISK"
 DISK_BYTES = 1 << 30
@@ -289,7 +290,7 @@ def main() -> None:
     if DISK not in os.environ and not arguments.no_disk and may_mount():
         sys.exit(_again_with_a_disk(seed, arguments))
     disk = Path(os.environ[DISK]) if DISK in os.environ else None
-    print(f"SEED={seed} COMMIT={commit_of_code()}", flush=True)
+    print(f"SEED={seed} COMMIT={measured_commit()}", flush=True)
     with tempfile.TemporaryDirectory(prefix="torture-") as work:
         torture = Torture(
             Path(work), disk, arguments.kills, seed, arguments.minutes, arguments.results

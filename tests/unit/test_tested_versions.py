@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import re
 import xml.etree.ElementTree as ET
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from benchmarks.machine.properties import describe_host
 from tools import conformance, matrix
 from tools.environments import NoEnvironmentError, interpreter_of, requirements
+from tools.measured_commit import measured_commit
 
 REPORT = """
 <testsuites><testsuite>
@@ -27,6 +31,40 @@ REPORT = """
 def test_a_page_has_the_table_of_its_results(tool: Any) -> None:
     results = json.loads(tool.RESULTS.read_text())
     assert tool.table(results) in tool.PAGE.read_text(), f"python -m {tool.__name__} --table"
+
+
+_COMMIT = re.compile(r"[0-9a-f]{7,12}( with changes)?")
+
+
+def results_of(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield what was measured at once, as each tool writes it."""
+    results = json.loads(path.read_text())
+    if path.parent.name == "conformance":
+        yield from (part for parts in results.values() for part in parts.values())
+    elif path.parent.name == "matrix":
+        yield from results.values()
+    elif isinstance(results, list):
+        yield from results
+    else:
+        yield results.get("machine", results)
+
+
+def test_whatever_is_published_as_measured_says_at_which_commit() -> None:
+    root = conformance.ROOT
+    files = [*root.glob("tests/*/results.json"), *root.glob("benchmarks/results/*.json")]
+    assert len(files) > 30
+    for path in files:
+        for measured in results_of(path):
+            assert _COMMIT.fullmatch(measured["commit"]), path
+    pages = [*root.glob("benchmarks/results/*.md")]
+    assert len(pages) > 30
+    for page in pages:
+        assert re.search(rf"commit:? `?{_COMMIT.pattern}", page.read_text()), page
+
+
+def test_the_commit_of_a_benchmark_is_that_of_the_code() -> None:
+    assert describe_host()["commit"] == measured_commit()
+    assert _COMMIT.fullmatch(measured_commit())
 
 
 def test_the_readme_has_the_count_of_conformance() -> None:
@@ -58,12 +96,16 @@ def test_what_a_report_says_is_counted() -> None:
 def test_a_table_shows_failures_and_what_cannot_be_had() -> None:
     part = {"passed": 3, "skipped": 0, "failed": []}
     packages = dict.fromkeys(matrix.SHOWN, "1")
-    failing = {"packages": packages, "unit": part, "queries": {**part, "failed": ["a"]}}
-    shown = matrix.table({matrix.ROWS[0].name: failing, matrix.ROWS[1].name: {"refused": "no"}})
-    assert "3 pass | 3 pass, 1 fail |" in shown
+    at = {"commit": "abc1234"}
+    failing = {"packages": packages, "unit": part, "queries": {**part, "failed": ["a"]}, **at}
+    refused = {"refused": "no", **at}
+    shown = matrix.table({matrix.ROWS[0].name: failing, matrix.ROWS[1].name: refused})
+    assert "3 pass | 3 pass, 1 fail | `abc1234` |" in shown
     assert "cannot be installed" in shown
-    page = conformance.table({"4.9": {"operator": {**part, "not_applying": 2, "failed": ["B::x"]}}})
-    assert "| 4.9 | 3, 1 fail | not run | not run | not run | not run | 3 pass | 2 | 0 |" in page
+    counts = {**part, "not_applying": 2, "failed": ["B::x"], **at}
+    page = conformance.table({"4.9": {"operator": counts, "harness": {**counts, **at}}})
+    assert "| 4.9 | 3, 1 fail | not run | not run | 3, 1 fail | not run | 6 pass | 4 | 0 | " in page
+    assert "| 0 | `abc1234` |" in page
     assert "* 4.9: `B::x`" in page
 
 
