@@ -1,1 +1,1 @@
-"""Which checkpoints are complete, and who may write the next one."""
+"""Where the checkpoints of a location are, which are complete, and who may write the next one."""

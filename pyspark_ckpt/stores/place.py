@@ -243,11 +243,11 @@ def _gone(facts: Facts, there: Directory) -> str:
 
 def _lacks(facts: Facts, other: Directory | None) -> str:
     requested = facts.requested
-    had = f"the {SETTING} that it had before" if other is None else f"{other.url}, it may be"
+    had = f"are in the {SETTING} that it had before" if other is None else f"may be in {other.url}"
     source = "that directory" if other is None else other.url
     return (
         f"{facts.location}: {requested.url} lacks {_files(facts.missing)} of its newest epoch. "
-        f"They are in {had}: start the query with that directory. If it has run with both, copy "
+        f"They {had}: start the query with that directory. If it has run with both, copy "
         f"{SHARED} and {TASK_OWNED} of {source} into {requested.url}, and start it again. "
         f"{_if_lost(facts)}"
     )
