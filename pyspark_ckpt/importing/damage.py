@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from itertools import chain
 
 from pyspark_ckpt.errors import CkptError, CorruptFileError
-from pyspark_ckpt.spark.jobs import JOB_ERRORS, error_text
+from pyspark_ckpt.spark.damage import said
+from pyspark_ckpt.spark.jobs import JOB_ERRORS
 from pyspark_ckpt.spark.state_files import missing_partitions
 from pyspark_ckpt.storage.base import Storage
 
@@ -20,17 +21,6 @@ _SPARKS_READER = re.compile(
     r"\[(?:CANNOT_LOAD_STATE_STORE|STDS_)|\.execution\.(?:streaming|datasources\.v2)\.state\."
 )
 """Names that Spark's errors have if its reader of state failed."""
-
-_CONDITION = re.compile(
-    r"\[(?!INTERNAL_ERROR|[A-Z_]+\.UNCATEGORIZED)[A-Z0-9_]+(?:\.[A-Z0-9_]+)*\] .*"
-)
-"""Spark's text of an error, unless it says nothing but that there was one."""
-
-_CAUSE = re.compile(r"^Caused by: (.*)", re.MULTILINE)
-_SQL_STATE = re.compile(r"\s*SQLSTATE: \w+.*")
-_SENTENCE = re.compile(r"(?<=\.)\s+(?=[A-Z])")
-_HARMFUL = re.compile(r"clear|delete|new checkpoint|report", re.IGNORECASE)
-"""Spark advises to clear the location, which would destroy what is left of the state."""
 
 
 def check_partitions(storage: Storage, where: str, operator_id: int, partitions: int) -> None:
@@ -112,7 +102,7 @@ def reading(where: str, what: str = "its state") -> Iterator[None]:
 
 def unreadable(where: str, error: Exception, what: str = "its state") -> CorruptFileError:
     """Return the error of what Spark cannot read."""
-    return CorruptFileError(f"{where}: Spark cannot read {what}: {_reason(error)}: {_ADVICE}")
+    return CorruptFileError(f"{where}: Spark cannot read {what}: {said(error)}: {_ADVICE}")
 
 
 def failed_read(places: Mapping[str, str], uid: str, error: Exception) -> CkptError | None:
@@ -135,17 +125,3 @@ def failed_read(places: Mapping[str, str], uid: str, error: Exception) -> CkptEr
     if _SPARKS_READER.search(str(error)) is None:
         return None
     return unreadable(f"{places[uid]}, as operator {uid!r}", error)
-
-
-def _reason(error: Exception) -> str:
-    """Return what Spark says of an error in one line, without its advice."""
-    text = str(error)
-    condition, causes = _CONDITION.search(text), _CAUSE.findall(text)
-    if condition is not None:
-        said = condition.group()
-    elif causes:
-        said = causes[-1]
-    else:
-        said = error_text(error).splitlines()[0]
-    sentences = _SENTENCE.split(_SQL_STATE.sub("", said))
-    return " ".join(each for each in sentences if not _HARMFUL.search(each)).rstrip(". ")

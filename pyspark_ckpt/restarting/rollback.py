@@ -7,7 +7,6 @@ and no query starts there before.
 
 from __future__ import annotations
 
-import re
 import secrets
 from collections.abc import Callable
 from contextlib import closing, suppress
@@ -55,6 +54,7 @@ from pyspark_ckpt.restore.location.exchange import (
     is_untouched,
 )
 from pyspark_ckpt.restore.location.seedings import has_savepoints, is_half_seeded
+from pyspark_ckpt.restore.location.way_back import QUERY_ID, query_id_at, readable_query_id
 from pyspark_ckpt.restore.plan import RestoreRequest, plan_of
 from pyspark_ckpt.restore.seeding import seed, write_query_id
 from pyspark_ckpt.restore.source import RestoreSource
@@ -77,7 +77,6 @@ logger = library_logger(__name__)
 
 _KEPT = KEPT_BY_ROLLBACK
 _STAGED = "_rolling_back-"
-_QUERY_ID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +117,9 @@ def rollback(
     state, its source offsets, its watermark. What was in the location is moved to a directory
     inside it and stays until you delete it. If a rollback was interrupted, the call finishes it
     first.
+
+    The call needs no file of Spark's in the location, so it also mends one in which such files are
+    lost or damaged; a start of the query names the checkpoint then.
 
     Epoch numbers continue from the checkpoint. Spark's file sink skips the epochs that it has seen.
     So a query that had later epochs needs a new output path; a start with the old path is refused.
@@ -184,16 +186,18 @@ def _rolled_back(
 ) -> Rollback:
     begun = begun_exchange(location)
     if begun is not None and is_untouched(location, begun):  # it may be of long ago
-        query_id = _check_stopped(spark, location)
+        query_id = _check_stopped(spark, location, given)
         place = _place(location, given, query_id, force=force)
         _check_quiet(location, place.checkpoints(query_id), force=force)
     finished = _finish_interrupted(location, to)
     if finished is not None:
         return finished
-    query_id = _check_stopped(spark, location)
+    query_id, found_id = _check_stopped(spark, location, given), readable_query_id(location)
     place = _place(location, given, query_id, force=force)
     checkpoints = place.checkpoints(query_id)
     is_return = _is_kept(to) and location.exists(to)
+    if not is_return:
+        _check_has_run(location, checkpoints)
     source = None if is_return else _source(location, checkpoints, to, query_id)
     if place.root is not None:
         check_owner(location, checkpoints)  # what follows would fence the driver of the original
@@ -205,7 +209,7 @@ def _rolled_back(
             raise _beside_another(location)
         if not force:  # a drain that begins after this finds its driver fenced
             _check_not_draining(location)
-        check_still_ours = partial(_check_still_ours, location, store, query_id)
+        check_still_ours = partial(_check_still_ours, location, store, query_id, found_id)
         _clear_leftovers(location, place.root, check_still_ours)
         try:
             wanted = _prepared(spark, place, to, query_id, source)
@@ -278,7 +282,7 @@ def _prepared(
         before = recorded_place(kept) or CheckpointsPlace(kept, place.root)
         if before.root is None:
             carry_terms(place.checkpoints(query_id), before.checkpoints(query_id))
-        void = void_after_return(read_rolled_back(kept), _id_of(kept), void, query_id)
+        void = void_after_return(read_rolled_back(kept), _id_of(kept, before.root), void, query_id)
     else:
         staged = f"{_STAGED}{token}"
         try:
@@ -311,7 +315,7 @@ def _stays(place: CheckpointsPlace) -> set[str]:
         return set()
     if inside:
         return {inside.partition("/")[0]}
-    return {name for name in place.location.list() if _QUERY_ID.fullmatch(name)}
+    return {name for name in place.location.list() if QUERY_ID.fullmatch(name)}
 
 
 def _check_has_no_directory(place: CheckpointsPlace, kept: Storage) -> None:
@@ -398,18 +402,21 @@ def _operators(metadata: CheckpointMetadata) -> StatefulOperators:
     return StatefulOperators.of(operator for _, operator in sorted(by_id.items()))
 
 
-def _id_of(kept: Storage) -> str:
-    query_id = SparkLog(kept).query_id()
+def _id_of(kept: Storage, root: Storage | None) -> str:
+    query_id = query_id_at(kept, root)
     if query_id is None:
         raise RestoreError(f"{kept.url} has no query: give the name of a retained checkpoint")
     return query_id
 
 
-def _check_stopped(spark: SparkSession, location: Storage) -> str:
-    """Return the id of the location's query; refuse a query that runs."""
-    query_id = SparkLog(location).query_id()
-    if query_id is None or SparkLog(location).committed_epoch() is None:
-        raise RestoreError(f"{location.url} has no committed epoch: there is nothing to roll back")
+def _check_stopped(spark: SparkSession, location: Storage, given: Storage | None) -> str:
+    """Return the id of the location's query; refuse a query that runs.
+
+    Spark's own files may be damaged or lost: that may be why the location is rolled back.
+    """
+    query_id = query_id_at(location, given)
+    if query_id is None:
+        raise _never_ran(location)
     if is_half_seeded(location):
         raise RestoreError(
             f"{location.url}: a restore into this location has not ended. If no driver is doing "
@@ -423,6 +430,22 @@ def _check_stopped(spark: SparkSession, location: Storage) -> str:
             "without a client: stop the query that attach() returns for its id"
         )
     return query_id
+
+
+def _check_has_run(location: Storage, checkpoints: Storage) -> None:
+    """Refuse a location without an epoch, as Spark's commits show, or a checkpoint if they do not.
+
+    Spark's commits may be lost.
+    """
+    if SparkLog(location).committed_epoch() is not None:
+        return
+    with closing(find_store(checkpoints)) as store:
+        if not store.ids():
+            raise _never_ran(location)
+
+
+def _never_ran(location: Storage) -> RestoreError:
+    return RestoreError(f"{location.url} has no committed epoch: there is nothing to roll back")
 
 
 def _check_quiet(location: Storage, checkpoints: Storage, *, force: bool) -> None:
@@ -459,10 +482,15 @@ def _check_not_draining(location: Storage) -> None:
         )
 
 
-def _check_still_ours(location: Storage, store: CompletedCheckpointStore, query_id: str) -> None:
-    """Check that no other driver has claimed the query, and that its content is still there."""
+def _check_still_ours(
+    location: Storage, store: CompletedCheckpointStore, query_id: str, found_id: str | None
+) -> None:
+    """Check that no other driver has claimed the query, and that its content is still there.
+
+    `found_id` is ``None`` if Spark's file with the id was lost or damaged before.
+    """
     store.check()
-    if SparkLog(location).query_id() != query_id:
+    if readable_query_id(location) not in (query_id, found_id):
         raise _beside_another(location)
 
 
@@ -490,11 +518,11 @@ def _remove_staged(location: Storage, root: Storage | None, name: str) -> None:
     directory knows that query's id, so the staged directory is removed last.
     """
     staged = location.child(name)
-    never_started = SparkLog(staged).query_id()
+    never_started = readable_query_id(staged)
     if root is not None and never_started is not None:
-        in_use = {SparkLog(location).query_id()}
+        in_use = {query_id_at(location, root)}
         kept = [location.child(name) for name in location.list() if _is_kept(name)]
-        if never_started not in in_use | {SparkLog(each).query_id() for each in kept}:
+        if never_started not in in_use | {readable_query_id(each) for each in kept}:
             _remove_never_started(root, never_started, staged, location)
     location.delete_directory(name)
 
@@ -504,7 +532,7 @@ def _remove_never_started(root: Storage, query_id: str, staged: Storage, locatio
 
     In a copy of a location, the directory may belong to the original, whose query continued.
     """
-    if _QUERY_ID.fullmatch(query_id) is None:
+    if QUERY_ID.fullmatch(query_id) is None:
         return
     try:
         check_owner(staged, root.child(query_id), place=location)

@@ -247,7 +247,7 @@ class SparkLog:
                 continue
             directory = f"sources/{sources.log_name(index)}"
             names = [name for name in self.storage.list(directory) if _LOG_NAME.fullmatch(name)]
-            position = _log_offset(offset)
+            position = log_position(offset)
             needed = names if position is None else entries_up_to(names, position, directory)
             files += [SourceLogFile(index, name, f"{directory}/{name}") for name in needed]
         return files
@@ -322,7 +322,7 @@ def is_offset(line: str) -> bool:
     return True
 
 
-def _log_offset(offset: str) -> int | None:
+def log_position(offset: str) -> int | None:
     """Return a file source's position in its log, ``None`` for another source's offset."""
     try:
         fields = json.loads(offset)

@@ -96,6 +96,18 @@ class FileSinkLog:
         needed = range(max(compactions, default=0), newest + 1)
         return newest >= epoch and set(needed) <= set(epochs.values())
 
+    def needed(self) -> list[str]:
+        """Return the names of the entries that a reader of the path reads."""
+        epochs = self._epochs()
+        compactions = (epochs[name] for name in epochs if name.endswith(_COMPACT))
+        first = max(compactions, default=0)
+        names = {number: name for name, number in sorted(epochs.items())}  # 9.compact over 9
+        return [names[number] for number in sorted(names) if number >= first]
+
+    def has_files(self) -> bool:
+        """Return whether the path has files or directories of output, listed in the log or not."""
+        return any(not name.startswith(("_", ".")) for name in self.log.parent().list())
+
     def fill(self, epoch: int) -> None:
         """Write empty entries for all epochs up to this one; durable."""
         for name in self._entries(epoch):

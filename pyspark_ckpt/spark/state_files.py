@@ -32,6 +32,9 @@ OUR_NAME = "applyInPandasWithState"
 """What Spark calls the operators of this library."""
 
 OPERATOR_METADATA = "_metadata/metadata"
+SCHEMA = "0/_metadata/schema"
+"""The schema of an operator's state, below its directory, unless its format is newer."""
+
 FIRST_VERSION = 1
 _VERSIONED = re.compile(r"(\d{1,18})(_[0-9A-Za-z-]{1,64})?\.(delta|snapshot|zip|changelog)(\.crc)?")
 _SCHEMA_NAME = re.compile(
@@ -250,14 +253,14 @@ def needed_files(location: Storage, operator_id: int, version: int, partitions: 
     paths = [
         path
         for partition in range(partitions)
-        for store in _stores(location, f"{root}/{partition}")
+        for store in state_stores(location, f"{root}/{partition}")
         for path in _version_files(location, store, version)
     ]
     paths += _description_files(location, root, version)
     return sorted(path.removeprefix(f"{root}/") for path in paths)
 
 
-def _stores(location: Storage, partition: str) -> list[str]:
+def state_stores(location: Storage, partition: str) -> list[str]:
     """Return the directories of a partition's stores, also of stores whose files are missing."""
     names = [name for name in location.list(partition) if not name.startswith(".")]
     stores = [f"{partition}/{name}" for name in names if name not in _STORE_WIDE]
@@ -283,6 +286,24 @@ def _version_files(location: Storage, store: str, version: int) -> Iterator[str]
         yield from (f"{store}/{number}.{changes}" for number in later)
         return
     raise _missing(location, store, version)
+
+
+def wanted_files(location: Storage, store: str, version: int) -> list[str]:
+    """Return the files that a version of one store needs, also those that are missing.
+
+    They are those of the newest whole version and of the changes after it, as far as names show.
+    """
+    names = location.list(store)
+    if any(match[2] for match in filter(None, map(_VERSIONED.fullmatch, names))):
+        return []  # only the commits know the ids in their names
+    found = {parsed for name in names if (parsed := version_of(name))}
+    kinds = {kind for _, kind in found}
+    whole, changes = next(
+        (each for each in _WHOLE_AND_CHANGES if not kinds.isdisjoint(each)), _WHOLE_AND_CHANGES[0]
+    )
+    first = max((n for n, kind in found if kind == whole and n <= version), default=0)
+    paths = [f"{store}/{first}.{whole}"] if first else []
+    return paths + [f"{store}/{number}.{changes}" for number in range(first + 1, version + 1)]
 
 
 def _named_by(location: Storage, store: str, version: int) -> Iterator[str]:

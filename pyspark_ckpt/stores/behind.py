@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import closing
 
 from pyspark_ckpt.errors import CkptError, RestoreError
-from pyspark_ckpt.formats.layout import checkpoint_name
+from pyspark_ckpt.formats.layout import CHECKPOINTS_DIRECTORY, checkpoint_name
 from pyspark_ckpt.storage.open import Storage
 from pyspark_ckpt.stores.base import CompletedCheckpointStore
 from pyspark_ckpt.stores.open import find_store
@@ -41,16 +41,15 @@ def check_not_behind(
     if newest is None or newest[1] <= (-1 if committed is None else committed) + run_again:
         return
     name, epoch = newest
-    fresh = f"start at a fresh checkpointLocation with restoreFrom({checkpoints.url_of(name)!r})"
-    if committed is None:  # a rollback needs a committed epoch
-        has, to_do = "no epoch", f"Put the missing files back, or {fresh}"
-    else:
-        has = f"epochs up to {committed}"
-        to_do = (
-            f"Call pyspark_ckpt.rollback({location.url!r}, {name!r}, "
-            f"checkpointsDirectory={checkpoints.parent().url!r}) to continue from that checkpoint, "
-            f"or {fresh}"
-        )
+    has = "no epoch" if committed is None else f"epochs up to {committed}"
+    elsewhere = ""
+    if checkpoints.url != location.url_of(CHECKPOINTS_DIRECTORY):
+        elsewhere = f", checkpointsDirectory={checkpoints.parent().url!r}"
+    to_do = (
+        f"Call pyspark_ckpt.rollback({location.url!r}, {name!r}{elsewhere}) to continue from that "
+        "checkpoint, or start at a fresh checkpointLocation with "
+        f"restoreFrom({checkpoints.url_of(name)!r})"
+    )
     raise RestoreError(
         f"{location.url} is behind its checkpoints: {checkpoints.url_of(name)} is of epoch "
         f"{epoch}, but the location has committed {has}. Files of it may be lost, or it may have "

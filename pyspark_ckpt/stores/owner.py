@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from pyspark_ckpt.errors import RestoreError
+from pyspark_ckpt.errors import CheckpointError, RestoreError
 from pyspark_ckpt.formats.layout import IDENTITY_NAME, OWNERS, owner_path
 from pyspark_ckpt.formats.small_file import read_small_file
 from pyspark_ckpt.storage.numbered_files import highest_number
@@ -56,6 +56,18 @@ def check_owner(location: Storage, checkpoints: Storage, place: Storage | None =
     if owner is not None:
         path = resolved_path(place or location)
         _check(location, _token(location), owner, checkpoints, path)
+
+
+def owns(location: Storage, checkpoints: Storage) -> bool:
+    """Return whether a checkpoints directory records that it belongs to a location."""
+    try:
+        owner = _owner(checkpoints, highest_number(checkpoints, owner_path))
+        if owner is None:
+            return False
+        _check(location, _token(location), owner, checkpoints, resolved_path(location))
+    except CheckpointError:
+        return False
+    return True
 
 
 def claim_directory(location: Storage, checkpoints: Storage, place: Storage | None = None) -> None:
