@@ -162,7 +162,7 @@ class CheckpointNotFoundError(CheckpointError, FileNotFoundError):
 
 
 class CorruptFileError(CheckpointError, OSError):
-    """A file of a checkpoint, savepoint or handle is missing, cut short or changed."""
+    """A file of a checkpoint, savepoint, handle or location is missing, cut short or changed."""
 
 
 class UnsafePathError(CheckpointError, ValueError):

@@ -204,7 +204,8 @@ class CheckpointedStreamWriter(SinkWriter):
         IncompatibleStateError
             If a stored state or operator does not fit the query; nothing was started.
         RestoreError, CheckpointNotFoundError, CorruptFileError, UnsafePathError
-            If the query cannot be restored; nothing was started or deleted.
+            If the query cannot be restored, or files in its location are missing or damaged;
+            nothing was started or deleted.
         FencedError
             If another driver has taken the location over meanwhile.
         ProcessorError
@@ -285,7 +286,8 @@ class CheckpointedStreamWriter(SinkWriter):
         IncompatibleStateError
             If a stored state or operator does not fit the query; nothing was started.
         RestoreError, CheckpointNotFoundError, CorruptFileError, UnsafePathError
-            If the query cannot be restored; nothing was started or deleted.
+            If the query cannot be restored, or files in its location are missing or damaged;
+            nothing was started or deleted.
         FencedError
             If another driver has taken the location over meanwhile.
         ProcessorError

@@ -526,7 +526,7 @@ class CheckpointCoordinator:
         error: Exception | None = self.failure
         if error is None:
             try:
-                error = library_error(self._query.exception())
+                error = library_error(self._query.exception(), self._files)
             except Exception as exc:  # Spark ends now
                 error = exc
         self._outcome = error

@@ -8,32 +8,45 @@ from typing import Any
 
 from pyspark.errors import StreamingQueryException
 
+from pyspark_ckpt.checkpoint.query_files import QueryFiles
 from pyspark_ckpt.errors import CkptError
+from pyspark_ckpt.restore.location.way_back import explained
+from pyspark_ckpt.spark.damage import is_of_files
 from pyspark_ckpt.spark.jobs import task_error
+from pyspark_ckpt.spark.log import Sources
 
 _CLASSES: dict[tuple[type[CkptError], type[StreamingQueryException]], Any] = {}
 
 
 @contextmanager
-def library_errors() -> Iterator[None]:
-    """Raise a query's failure as this library's error too, if a task raised such an error."""
+def library_errors(files: QueryFiles) -> Iterator[None]:
+    """Raise a query's failure as this library's error too, as :func:`library_error`."""
     try:
         yield
     except StreamingQueryException as exc:
-        failure = library_error(exc)
+        failure = library_error(exc, files)
         if failure is exc or failure is None:
             raise
         raise failure from None  # the message is complete; the cause is the JVM's copy of it
 
 
-def library_error(failure: Exception | None) -> Exception | None:
-    """Return a query's failure, as this library's error too if a task raised such an error.
+def library_error(failure: Exception | None, files: QueryFiles) -> Exception | None:
+    """Return a query's failure, as this library's error too where it has one.
 
-    Both ``except ProcessorError`` and ``except StreamingQueryException`` catch it.
+    It has one if a task raised such an error, or if Spark could not read one of its own files in
+    the query's location. Both ``except ProcessorError`` and ``except StreamingQueryException``
+    catch it.
+
+    Parameters
+    ----------
+    failure
+        What Spark says, ``None`` if nothing failed.
+    files
+        The files of the query.
     """
     if not isinstance(failure, StreamingQueryException):
         return failure
-    error = task_error(failure)
+    error = task_error(failure) or _file_error(failure, files)
     if error is None:
         return failure
     both = _both(type(error), type(failure))
@@ -42,6 +55,15 @@ def library_error(failure: Exception | None) -> Exception | None:
     combined.__dict__.update(failure.__dict__)  # Spark's condition and stack trace
     combined.args = (str(error),)
     return combined
+
+
+def _file_error(failure: StreamingQueryException, files: QueryFiles) -> CkptError | None:
+    """Return the error of the file in the location that Spark could not read."""
+    if not is_of_files(failure):
+        return None
+    sources = Sources(files.source_ids, files.given_names)
+    parallelisms = files.operators.parallelisms
+    return explained(failure, files.spark_log, files.storage, sources, parallelisms)
 
 
 def _both(kind: type[CkptError], failure: type[StreamingQueryException]) -> Any:

@@ -321,7 +321,7 @@ class CheckpointedQuery(RestartableQuery):
         return ended
 
     def _await_run(self, query: StreamingQuery, timeout: float | None) -> bool | None:
-        with library_errors():
+        with library_errors(self._coordinator.files):
             if self._coordinator.session_error() is not None:
                 return True  # Spark's own query may never end
             try:
@@ -371,7 +371,7 @@ class CheckpointedQuery(RestartableQuery):
             if self._coordinator.session_error() is not None:
                 break
             try:
-                with library_errors():
+                with library_errors(self._coordinator.files):
                     if self._runs_without_input:
                         await_input(query)
                     else:
@@ -411,7 +411,7 @@ class CheckpointedQuery(RestartableQuery):
         if coordinator.session_error() is not None or coordinator.failure is not None:
             return coordinator.failure
         try:
-            return library_error(self._query.exception())
+            return library_error(self._query.exception(), coordinator.files)
         except Exception:
             if coordinator.why_session_ended() is None or not coordinator.has_ended:
                 raise
@@ -436,7 +436,7 @@ class CheckpointedQuery(RestartableQuery):
         >>> query.isActive
         False
         """
-        with self._turn.taken_unless_in_batch(), library_errors():
+        with self._turn.taken_unless_in_batch(), library_errors(self._coordinator.files):
             query, coordinator = self._to_be_stopped()
             if coordinator.why_session_ended() is None:
                 query.stop()

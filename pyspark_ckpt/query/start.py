@@ -41,12 +41,13 @@ from pyspark_ckpt.query.stopping.drain import LastEpochs
 from pyspark_ckpt.restarting.turn import end_former_runs, note_run, turn_of
 from pyspark_ckpt.restore.claim import ClaimedSource, check_claim_at_temporary
 from pyspark_ckpt.restore.location.start_location import StartLocation
+from pyspark_ckpt.restore.location.way_back import readable_query_id
 from pyspark_ckpt.restore.plan import RestoreMigrations, RestorePlan, RestoreRequest, plan_of
 from pyspark_ckpt.restore.source import RestoreSource
 from pyspark_ckpt.settings import RUNTIME_KEY, ClaimMode, Settings
 from pyspark_ckpt.spark.callback_thread import end_callback_thread
 from pyspark_ckpt.spark.conf import conf_of_start
-from pyspark_ckpt.spark.log import SparkLog
+from pyspark_ckpt.spark.log import Sources, SparkLog
 from pyspark_ckpt.spark.own_session import (
     in_another_thread,
     not_stopped,
@@ -224,22 +225,27 @@ class QueryStart:
 
     def _run(self) -> CheckpointedQuery:
         location = self._location
-        check_name(self._spark, self._spark_query.name, SparkLog(location.storage).query_id())
+        check_name(self._spark, self._spark_query.name, readable_query_id(location.storage))
         self._check_storages()
         check_reporters(self._settings)
         location.check_not_half_rolled_back()
+        location.check_metadata()
+        drain_was_cut = self._last_epochs.are_interrupted
+        if not drain_was_cut:  # which replaces files of the logs
+            location.check_logs(self._sources)
         location.check_place(self._spark)
         location.check_owner()
         location.check_not_emptied()
-        drain_was_cut = self._last_epochs.are_interrupted
         if drain_was_cut:
             self._finish_last_step()
+            location.check_logs(self._sources)
         location.check_parallelism(self._spark, self._settings.parallelism)
         report_parallelism(self._spark, location.operators.descriptors[0].parallelism)
-        location.check_states(self._spark)
+        location.check_states(self._spark, self._sources)
         location.claim_directory()
         location.check_not_exchanged()
         location.clear_interrupted_offsets()
+        location.clear_orphaned_checksums()
         if drain_was_cut:
             with self._newest_driver(location.make_query_id()) as driver:
                 self._last_epochs.finish_interrupted(driver.check)
@@ -247,7 +253,9 @@ class QueryStart:
         self._fill_location()
         self._release_parked_keys()
         location.check_watermark_policy(self._spark)
+        location.check_output_is_listed(self._sink_log)
         location.prepare_sink(self._sink_log)
+        location.check_sink_log(self._sink_log)
         origin = self._read_origin()  # before Spark's query begins
         self._continues = SparkLog(location.storage).committed_epoch() is not None
         query_id = location.make_query_id()
@@ -258,6 +266,10 @@ class QueryStart:
             ends_by_itself=self._spark_query.ends_by_itself,
         )
         return self._with_coordinator(query, origin)
+
+    @property
+    def _sources(self) -> Sources:
+        return Sources(source_ids(self._stream), given_names(self._stream))
 
     def _fence_others(self, query_id: str) -> None:
         """Let no driver before this one exchange the location's content under Spark's query.
@@ -333,7 +345,7 @@ class QueryStart:
         query = self._start_spark(self._spark_query.start_once, runtime, ends_by_itself=True)
         run_id = query.runId
         try:
-            with library_errors():
+            with library_errors(self._files_of(query.id, query.name)):
                 query.awaitTermination()
         except BaseException:
             in_another_thread(query.stop, not_stopped(self._location.storage.url))

@@ -19,12 +19,19 @@ from pyspark_ckpt.operator.descriptor import (
 from pyspark_ckpt.operator.schema.report import EvolutionReport, OperatorSchema, compare_operator
 from pyspark_ckpt.operator.schema.verdict import Outcome, StateSchema
 from pyspark_ckpt.operator.table.catalog import KEY_SCHEMA, fixed_parts, struct_type
+from pyspark_ckpt.spark.damage import Damage, unread_file
+from pyspark_ckpt.spark.jobs import JOB_ERRORS
 from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.spark.operators import StatefulOperators
-from pyspark_ckpt.spark.state_files import OUR_NAME, operator_name
+from pyspark_ckpt.spark.state_files import OUR_NAME, SCHEMA, STATE, operator_name
+from pyspark_ckpt.spark.state_reader import encoded_handle
 from pyspark_ckpt.storage.base import CoordinatorStorage
 
 logger = library_logger(__name__)
+
+
+_NO_SCHEMA = "STDS_FAILED_TO_READ_STATE_SCHEMA"
+"""What Spark says if it cannot read the file with the schema of a state."""
 
 
 def check_states(operator: OperatorDescriptor, handles: Iterable[Handle]) -> EvolutionReport:
@@ -151,6 +158,31 @@ def check_stored_operators(
             f"does not have (its uids are {', '.join(map(repr, wanted))}): add it again, or start "
             "the query at a new checkpointLocation"
         )
+
+
+def unread_state(
+    spark: SparkSession, log: SparkLog, epoch: int, parallelisms: Mapping[int, int | None]
+) -> Damage | None:
+    """Return the partition whose state Spark cannot read, ``None`` if its storage may be away.
+
+    Parameters
+    ----------
+    spark, log, epoch
+        As for :func:`check_stored_operators`.
+    parallelisms
+        How many partitions each operator has, ``None`` for Spark's own, which are not read.
+    """
+    location = log.storage.hadoop_url
+    for operator_id, partitions in parallelisms.items():
+        for partition in range(partitions or 0):
+            path = f"{STATE}/{operator_id}/{partition}"
+            try:
+                encoded_handle(spark, location, epoch, operator_id, partition)
+            except JOB_ERRORS as exc:
+                if _NO_SCHEMA in str(exc):
+                    path = f"{STATE}/{operator_id}/{SCHEMA}"
+                return unread_file(exc, f"{location}/{STATE}", log.storage.url_of(path))
+    return None
 
 
 def _check_names(log: SparkLog, operators: StatefulOperators) -> None:

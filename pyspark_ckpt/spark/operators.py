@@ -46,6 +46,14 @@ class StatefulOperators:
         }
 
     @property
+    def parallelisms(self) -> dict[int, int | None]:
+        """How many partitions each operator has, by id; ``None`` for Spark's own."""
+        return {
+            operator_id: operator.parallelism if isinstance(operator, OperatorDescriptor) else None
+            for operator_id, operator in enumerate(self.in_order)
+        }
+
+    @property
     def spark_operators(self) -> dict[int, SparkOperator]:
         """Spark's own operators, by id."""
         return {

@@ -255,7 +255,7 @@ class RunStops:
             run.join()
             run.runner.hold.wait(run.timeout_ms / 1000)
             self._restart.check_wanted()
-            error = run.watched.failure or library_error(run.query.exception())
+            error = run.watched.failure or library_error(run.query.exception(), run.files)
             if error is not None:
                 raise error
             with self._turn():

@@ -11,7 +11,15 @@ from pyspark.sql import SparkSession
 
 from pyspark_ckpt.checkpoint.handles import read_handles
 from pyspark_ckpt.clock import now_ms
-from pyspark_ckpt.errors import CkptError, FencedError, PlanError, RestoreError
+from pyspark_ckpt.errors import (
+    CkptError,
+    CorruptFileError,
+    FencedError,
+    IncompatibleStateError,
+    NotBuiltYetError,
+    PlanError,
+    RestoreError,
+)
 from pyspark_ckpt.formats.initial_handles import newest_initial_time_ms, write_initial_handles
 from pyspark_ckpt.formats.layout import (
     CHECKPOINTS_DIRECTORY,
@@ -20,6 +28,8 @@ from pyspark_ckpt.formats.layout import (
     place_path,
     store_note_path,
 )
+from pyspark_ckpt.formats.metadata import Origin
+from pyspark_ckpt.formats.origin import read_origin
 from pyspark_ckpt.formats.place_record import read_place, write_place
 from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.operator.descriptor import Runtime
@@ -35,12 +45,29 @@ from pyspark_ckpt.restore.location.seedings import (
     take_over_unnumbered,
 )
 from pyspark_ckpt.restore.location.sink_path import check_fresh, prepare_path
+from pyspark_ckpt.restore.location.way_back import (
+    damaged_location,
+    damaged_sink,
+    lost_metadata,
+    lost_operator,
+    newest_whole,
+    query_id_at,
+    way_back,
+)
 from pyspark_ckpt.restore.plan import RestoreRequest, plan_of_request
-from pyspark_ckpt.restore.seeding import QUERY_ID_NAME, seed, write_query_id
-from pyspark_ckpt.restore.states import check_stored_operators
+from pyspark_ckpt.restore.seeding import seed, write_query_id
+from pyspark_ckpt.restore.states import check_stored_operators, unread_state
 from pyspark_ckpt.settings import HighAvailability, Settings
-from pyspark_ckpt.spark.jobs import collected
-from pyspark_ckpt.spark.log import SparkLog
+from pyspark_ckpt.spark.damage import (
+    Damage,
+    damaged_file,
+    damaged_log,
+    damaged_metadata,
+    damaged_sink_log,
+    orphaned_checksums,
+)
+from pyspark_ckpt.spark.jobs import JOB_ERRORS, collected
+from pyspark_ckpt.spark.log import Sources, SparkLog
 from pyspark_ckpt.spark.operators import StatefulOperators
 from pyspark_ckpt.spark.sink import FileSinkLog, TableSink
 from pyspark_ckpt.storage.file_reference import FileReference
@@ -49,7 +76,7 @@ from pyspark_ckpt.storage.open import Storage, open_storage
 from pyspark_ckpt.storage.retrying import RetryingStorage
 from pyspark_ckpt.stores.behind import RUN_AGAIN, check_not_behind
 from pyspark_ckpt.stores.owner import check_owner, claim_directory, resolved_path
-from pyspark_ckpt.stores.place import CheckpointsPlace, decide, inspect
+from pyspark_ckpt.stores.place import CheckpointsPlace, decide, inspect, recorded_place
 
 logger = library_logger(__name__)
 
@@ -155,13 +182,19 @@ class StartLocation:
         epoch = self._committed_epoch
         if epoch is None:
             return set()
-        return {
-            file.path
-            for operator_id in self._log.operator_ids()
-            if operator_id in self.operators.ours
-            for handle in read_handles(spark, self._log, epoch, operator_id, None)
-            for file in handle.files()
-        }
+        try:
+            return {
+                file.path
+                for operator_id in self._log.operator_ids()
+                if operator_id in self.operators.ours
+                for handle in read_handles(spark, self._log, epoch, operator_id, None)
+                for file in handle.files()
+            }
+        except JOB_ERRORS as exc:
+            if isinstance(exc, CkptError):
+                raise
+            checkpoints = self._known_checkpoints()
+            raise self._of_state(spark, epoch, checkpoints, Sources(()), exc) from None
 
     def _record_place(self) -> None:
         """Record where the checkpoints are, unless the location says so; durable on return.
@@ -218,30 +251,142 @@ class StartLocation:
         return highest_number(RetryingStorage(self.checkpoints(query_id)), store_note_path) > 0
 
     def check_not_emptied(self) -> None:
-        """Check that a location has kept the id of its query, and an epoch; writes nothing.
+        """Check that a location has kept an epoch; writes nothing.
 
-        With another id, sinks would take its epochs for those of another query, and checkpoints
-        outside would not be found. Without an epoch, Spark would begin at epoch 0 without state,
-        below the epochs of the checkpoints inside.
+        Without an epoch, Spark would begin at epoch 0 without state, below the epochs of the
+        checkpoints inside.
 
         Raises
         ------
         RestoreError
-            If the file with the id is gone, or offsets and commits are. The first two epochs run
-            again: a power loss may have taken them.
+            If offsets and commits are gone. The first two epochs run again: a power loss may have
+            taken them.
         """
         if self._is_half_seeded:
             return
         query_id, begun = self._log.query_id(), self._log.begun_epoch()
         newest = begun if begun is not None else self._log.committed_epoch()
-        if query_id is None and newest is not None:
-            raise RestoreError(
-                f"{self.storage.url_of(QUERY_ID_NAME)} is missing, which has the id of the query "
-                f"whose epochs up to {newest} are there. Put the file back, or start at a fresh "
-                "checkpointLocation with restoreFrom"
-            )
         if query_id is not None and newest is None and self._checkpoints_directory is None:
             check_not_behind(self.storage, None, self.checkpoints(query_id), RUN_AGAIN)
+
+    def check_metadata(self) -> None:
+        """Check that Spark's file with the id of the location's query is there and whole.
+
+        With another id, sinks would take its epochs for those of another query, and the query
+        would replace the checkpoints inside, or not find those outside.
+
+        Raises
+        ------
+        CorruptFileError
+            If it is not; the error names a checkpoint for a rollback.
+        """
+        if self._is_half_seeded:
+            return
+        damage = damaged_metadata(self._log)
+        if damage is None and self._log.query_id() is None:
+            damage = lost_metadata(self.storage)
+        self._refuse(damage)
+
+    def check_logs(self, sources: Sources) -> None:
+        """Check the logs that Spark reads before it begins an epoch; nothing was started.
+
+        Raises
+        ------
+        CorruptFileError
+            If a file of them is missing or damaged; the error names a checkpoint for a rollback.
+        """
+        if not self._is_half_seeded:
+            self._refuse(damaged_log(self._log, sources))
+
+    def check_output_is_listed(self, file_sink: FileSinkLog | None) -> None:
+        """Check that an output path has not lost its log, which lists the files of each epoch.
+
+        Spark, and a restored query, would begin a new log, and readers would no longer see the
+        output of the epochs before.
+
+        Raises
+        ------
+        CorruptFileError
+            If it has.
+        """
+        found = self._written(file_sink)
+        if file_sink is None or found is None:
+            return
+        written, origin = found
+        continues = origin is None or origin.epoch != self._committed_epoch
+        if written is None and continues and file_sink.has_files():
+            raise damaged_sink(file_sink, Damage(file_sink.log.url, "is missing"))
+
+    def check_sink_log(self, file_sink: FileSinkLog | None) -> None:
+        """Check that Spark's readers can read the output path, and that it is not ahead.
+
+        Spark writes on into a path whose log lacks entries, and nobody can read the path. It skips
+        the epochs that are in the log, also those that the location has lost and runs again with
+        other rows. Called when the path is prepared.
+
+        Raises
+        ------
+        CorruptFileError
+            If entries of the log are missing or damaged.
+        RestoreError
+            If the log has epochs that the location has not begun.
+        """
+        found, committed = self._written(file_sink), self._committed_epoch
+        if file_sink is None or found is None or committed is None:
+            return
+        written, origin = found
+        damage = None if written is None else damaged_sink_log(file_sink, committed)
+        if damage is not None:
+            raise damaged_sink(file_sink, damage)
+        begun, query_id = self._log.begun_epoch(), self._log.query_id()
+        if origin is not None or written is None or begun is None or query_id is None:
+            return
+        if written > begun:
+            checkpoints = self.checkpoints(query_id)
+            newest = newest_whole(checkpoints)
+            to_do = "Give the query a new path"
+            if newest is not None and newest.metadata.epoch >= written:
+                to_do = f"{way_back(self.storage, checkpoints)}, or give the query a new path"
+            raise RestoreError(
+                f"{file_sink.path} has the output of epochs up to {written}, and "
+                f"{self.storage.url} has only those up to {begun}: it has lost files or is an "
+                "older copy, or another query wrote to the path. Spark's file sink would skip the "
+                f"epochs with these numbers, and their rows. {to_do}"
+            )
+
+    def _written(self, file_sink: FileSinkLog | None) -> tuple[int | None, Origin | None] | None:
+        """Return the newest epoch at an output path, and what the location was restored from.
+
+        ``None`` if no epoch is committed, or Spark knows a file system that this library does not.
+        """
+        query_id = self._log.query_id()
+        if file_sink is None or query_id is None or self._committed_epoch is None:
+            return None
+        try:
+            return file_sink.newest_epoch(), read_origin(self.checkpoints(query_id))
+        except NotBuiltYetError:
+            return None
+
+    def clear_orphaned_checksums(self) -> None:
+        """Delete the checksums of files that are gone and that Spark is about to write.
+
+        Somebody has deleted the files by hand, for example to let an epoch run again. Spark could
+        not write them, and would say that another query uses the location.
+        """
+        self.storage.delete(orphaned_checksums(self._log, self._log.operator_ids()))
+
+    def _refuse(self, damage: Damage | None) -> None:
+        if damage is not None:
+            raise damaged_location(self.storage, self._known_checkpoints(), damage)
+
+    def _known_checkpoints(self) -> Storage | None:
+        """Return the query's checkpoints directory, also if Spark's file with its id is lost."""
+        try:
+            place = recorded_place(self.storage) or self._place
+            query_id = query_id_at(self.storage, place.root)
+        except (CkptError, OSError):
+            return None
+        return None if query_id is None else place.checkpoints(query_id)
 
     def claim_directory(self) -> None:
         """Make the location the owner of what copies of it would share, if it has a query.
@@ -290,7 +435,7 @@ class StartLocation:
                 f"{policy} at {self.storage.url}: set it to {policy} and build the query again"
             )
 
-    def check_states(self, spark: SparkSession) -> None:
+    def check_states(self, spark: SparkSession, sources: Sources) -> None:
         """Check that the states of the last committed epoch fit what the processors ask for.
 
         Reads Spark's state store if there is a committed epoch.
@@ -301,11 +446,38 @@ class StartLocation:
             If a state or an operator does not fit; nothing was started.
         RestoreError
             If a subtask did not start from its initial state.
+        CorruptFileError
+            If Spark cannot read the state; the error names a checkpoint for a rollback.
         """
         epoch, query_id = self._committed_epoch, self._log.query_id()
-        if epoch is not None and query_id is not None:
-            checkpoints = self.checkpoints(query_id)
+        if epoch is None or query_id is None:
+            return
+        checkpoints = self.checkpoints(query_id)
+        try:
             check_stored_operators(spark, self._log, epoch, self.operators, checkpoints)
+        except IncompatibleStateError:
+            self._refuse(lost_operator(self.storage, checkpoints))
+            raise
+        except (CorruptFileError, *JOB_ERRORS) as exc:
+            if isinstance(exc, CkptError) and not isinstance(exc, CorruptFileError):
+                raise  # some are PySpark's errors too
+            raise self._of_state(spark, epoch, checkpoints, sources, exc) from None
+
+    def _of_state(
+        self,
+        spark: SparkSession,
+        epoch: int,
+        checkpoints: Storage | None,
+        sources: Sources,
+        error: Exception,
+    ) -> Exception:
+        """Return the error of a file for which the state cannot be read, else the one that came."""
+        parallelisms = self.operators.parallelisms
+        found = damaged_file(self._log, sources, parallelisms)
+        if found is None and isinstance(error, CorruptFileError):
+            return damaged_location(self.storage, checkpoints, str(error))
+        found = found or unread_state(spark, self._log, epoch, parallelisms)
+        return error if found is None else damaged_location(self.storage, checkpoints, found)
 
     def check_not_half_rolled_back(self) -> None:
         """Check that no rollback was interrupted in the location; finish a restart in place.

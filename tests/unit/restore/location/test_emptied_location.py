@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pyspark_ckpt.errors import RestoreError
+from pyspark_ckpt.errors import CorruptFileError, RestoreError
 from pyspark_ckpt.formats.layout import CHECKPOINTS_DIRECTORY, SEEDING_MARKER
 from pyspark_ckpt.restore.location.start_location import StartLocation
 from pyspark_ckpt.storage.open import LocalStorage
@@ -42,7 +42,9 @@ def remove(location: LocalStorage, *names: str) -> None:
 def test_a_location_without_its_epochs_is_refused(location: LocalStorage) -> None:
     check(location)
     remove(location, "offsets", "commits")
-    with pytest.raises(RestoreError, match=r"has committed no epoch.*restoreFrom.*chk-1"):
+    with pytest.raises(
+        RestoreError, match=r"has committed no epoch.*rollback\(.*chk-1.*restoreFrom"
+    ):
         check(location)
 
 
@@ -54,18 +56,29 @@ def test_a_location_with_some_of_its_epochs_is_not_refused_here(
     check(location)
 
 
-@pytest.mark.parametrize("gone", [(), ("commits",), ("offsets",)])
-@pytest.mark.parametrize("outside", [None, "/elsewhere"])
+@pytest.mark.parametrize("gone", [(), ("commits",), ("offsets",), ("offsets", "commits")])
 def test_a_location_that_lost_the_id_of_its_query_is_refused(
-    location: LocalStorage, gone: tuple[str, ...], outside: str | None
+    location: LocalStorage, gone: tuple[str, ...]
 ) -> None:
     """With a new id, its epochs and checkpoints would be those of nobody."""
+    start = StartLocation(location, None, OPERATORS)
+    start.check_metadata()
     remove(location, *gone)
     location.delete(["metadata"])
-    with pytest.raises(RestoreError, match=r"metadata is missing.*Put the file back"):
-        check(location, outside)
-    remove(location, *{"offsets", "commits"} - {*gone})
-    check(location, outside)  # it has no epoch: a query begins
+    with pytest.raises(CorruptFileError, match=r"metadata is missing.*rollback\(.*chk-1"):
+        start.check_metadata()
+
+
+def test_without_checkpoints_in_it_a_location_without_an_epoch_begins(
+    location: LocalStorage,
+) -> None:
+    start = StartLocation(location, "/elsewhere", OPERATORS)
+    location.delete(["metadata"])
+    remove(location, CHECKPOINTS_DIRECTORY)
+    with pytest.raises(CorruptFileError, match=r"metadata is missing.*no complete checkpoint"):
+        start.check_metadata()
+    remove(location, "offsets", "commits")
+    start.check_metadata()
 
 
 def test_a_location_without_checkpoints_begins(location: LocalStorage) -> None:
