@@ -128,8 +128,9 @@ class StateDescriptor(msgspec.Struct, frozen=True):
     `kind` is ``value``, ``list``, ``map``, ``reducing``, ``aggregating``, ``operator-list`` or
     ``broadcast``. The schemas are Spark's JSON form of a StructType. Entries written before a
     schema change begin with the place of their schema in `earlier_schemas`. `is_stamped` is true
-    once the state has had a time to live, because any entry may then have a time. `sweeps` counts
-    the passes over all entries after the state was deleted; it is ``None`` for a state in use.
+    once the state has had a time to live, because any entry may then have a time. `sweeps` says
+    how far the entries of a deleted state are removed (``operator/state/removal.py``); it is
+    ``None`` for a state in use.
     """
 
     name: str

@@ -50,7 +50,7 @@ class KeyValues:
         state_id: int,
         what: str,
     ) -> None:
-        self.stored = handle.states[state_id]
+        self.stored, self.state_id = handle.states[state_id], state_id
         newest = evolved(self.stored, state, what)
         self._table: Table = state_table(key_schema, newest, state_id, handle.subtask, what)
         self._columns = self._table.schema.names[len(key_schema.fields) :]

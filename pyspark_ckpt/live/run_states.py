@@ -301,7 +301,8 @@ class StateOfRun:
 
     def _values(self, handle: Handle, state_id: int) -> KeyValues:
         known = self._of_subtask.get(handle.subtask)
-        if known is None or known.stored != handle.states[state_id]:
+        stored = handle.states[state_id]
+        if known is None or (known.stored, known.state_id) != (stored, state_id):
             key_schema = self._operator.key_schema
             known = KeyValues(key_schema, self._state, handle, state_id, self._what)
             self._of_subtask[handle.subtask] = known

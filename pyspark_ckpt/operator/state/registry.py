@@ -23,6 +23,7 @@ from pyspark_ckpt.operator.state.kinds import (
     Ttl,
 )
 from pyspark_ckpt.operator.state.migration import migrate
+from pyspark_ckpt.operator.state.removal import is_keyed_state, remove_at_once
 from pyspark_ckpt.operator.table.catalog import StateCatalog, codec_of, ttl_descriptor
 from pyspark_ckpt.operator.table.table import StateTable
 from pyspark_ckpt.operator.table.time_to_live import Aging, SwitchedOff, TimeToLive
@@ -81,7 +82,7 @@ class StateRegistry(StateGetters):
         self.clock = clock
         self._where = where
         self._schemas = schemas
-        self._catalog = StateCatalog(stored, where)
+        self._catalog = StateCatalog(stored, where, self._emptied)
         self._migrations = migrations or {}
         self._aging: dict[int, TimeToLive] = {}
         self._given: dict[str, GivenState] = {}
@@ -117,8 +118,9 @@ class StateRegistry(StateGetters):
     def deleteIfExists(self, stateName: str) -> None:
         """Delete a state of all keys, if there is one.
 
-        Its entries are removed bit by bit in the next epochs. From here on the state that
-        :meth:`getValueState` or another method returned raises ``StateUseError``.
+        Its entries are removed at the end of the epoch, or bit by bit in the next epochs if there
+        are many. The name can be asked for anew, and the new state is empty. The state that
+        :meth:`getValueState` or another method has returned raises ``StateUseError`` from now on.
 
         Parameters
         ----------
@@ -143,6 +145,13 @@ class StateRegistry(StateGetters):
         given = self._given.pop(stateName, None)
         if given is not None:
             withdraw(given.state, given.kind, stateName, self._where)
+
+    def _emptied(self, state_id: int, most: int | None, *, is_deleted_now: bool) -> bool:
+        """Remove a deleted state's entries, unless this epoch may have written some of them."""
+        state = self._catalog.descriptor(state_id)
+        if is_deleted_now and not is_keyed_state(state):
+            return False
+        return remove_at_once(self.table, state_id, state, most)
 
     def _given_out(self, parts: StateParts, state: State) -> State:
         assert isinstance(state, parts.kind.state_class)

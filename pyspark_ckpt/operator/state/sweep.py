@@ -1,4 +1,4 @@
-"""Removes expired entries and deleted states, in a range of the stored keys per epoch.
+"""Removes expired entries in a range of the stored keys per epoch, and those of deleted states.
 
 The range grows with the writes of the epoch. So the sweep keeps up with a growing state, and no
 epoch reads all state. Flink's heap backend cleans up incrementally in the same way.
@@ -9,11 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import msgspec
-
 from pyspark_ckpt.formats.handle import StateDescriptor
 from pyspark_ckpt.operator.state.kinds import Entries, kind_of
-from pyspark_ckpt.operator.table.catalog import FREE_PLACE, is_deleted
+from pyspark_ckpt.operator.state.removal import remove_deleted
 from pyspark_ckpt.operator.table.stored_keys import (
     MAX_STATES,
     OPERATOR_STATE,
@@ -25,9 +23,6 @@ from pyspark_ckpt.operator.table.time_to_live import TimeToLive
 
 LEAST_ENTRIES = 1_000
 ENTRIES_PER_WRITE = 2
-
-_SWEEPS_UNTIL_FREE = 2
-"""The first pass may have begun before the state was deleted; the second pass sees all keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +40,9 @@ class Sweep:
 class _Removals:
     """Deletes entries and counts them."""
 
-    def __init__(self, table: StateTable) -> None:
+    def __init__(self, table: StateTable, count: int) -> None:
         self._table = table
-        self.count = 0
+        self.count = count
 
     def delete(self, key: bytes) -> None:
         self._table.delete(key)
@@ -60,7 +55,7 @@ def sweep(
     aging: Mapping[int, TimeToLive],
     sweep_from: bytes,
 ) -> Sweep:
-    """Remove expired entries and those of deleted states from the next range of stored keys.
+    """Remove expired entries from the next range of stored keys, and those of deleted states.
 
     Called at the barrier, on an executor; the removals are writes of the epoch.
 
@@ -75,17 +70,17 @@ def sweep(
     sweep_from
         Where the last epoch's sweep ended.
     """
-    deleted = {state_id for state_id, state in enumerate(states) if is_deleted(state)}
-    if not deleted and not aging:
-        return Sweep(b"", states)
+    budget = LEAST_ENTRIES + ENTRIES_PER_WRITE * table.written_entries()
+    states, removed = remove_deleted(table, states, budget)
+    if not aging:
+        return Sweep(b"", states, removed)
     # The first entry of a chunked state leads to the others, whose times may differ.
     chunked = {
         state_id
         for state_id, state in enumerate(states)
         if state.sweeps is None and kind_of(state).entries is Entries.CHUNKS
     }
-    budget = LEAST_ENTRIES + ENTRIES_PER_WRITE * table.written_entries()
-    removals = _Removals(table)
+    removals = _Removals(table, removed)
     head = b""  # the first entry of an expired list, which is removed after the entries below it
     for key, value in table.scan_stored(sweep_from):
         if head and not key.startswith(head):
@@ -96,9 +91,7 @@ def sweep(
         budget -= 1
         state_id = _state_id(key)
         ages = aging.get(state_id)
-        if state_id in deleted:
-            removals.delete(key)
-        elif ages is None or not ages.is_expired(value) or table.is_written(key):
+        if ages is None or not ages.is_expired(value) or table.is_written(key):
             head = b""
         elif state_id in chunked and not head:
             head = key
@@ -106,18 +99,10 @@ def sweep(
             removals.delete(key)
     if head:
         removals.delete(head)
-    return Sweep(b"", tuple(_swept(state) for state in states), removals.count)
+    return Sweep(b"", states, removals.count)
 
 
 def _state_id(key: bytes) -> int:
     if is_keyed(key):
         return state_id_of(key)
     return key[len(OPERATOR_STATE)] if key.startswith(OPERATOR_STATE) else MAX_STATES
-
-
-def _swept(state: StateDescriptor) -> StateDescriptor:
-    if state.sweeps is None or not is_deleted(state):
-        return state
-    if state.sweeps + 1 < _SWEEPS_UNTIL_FREE:
-        return msgspec.structs.replace(state, sweeps=state.sweeps + 1)
-    return FREE_PLACE

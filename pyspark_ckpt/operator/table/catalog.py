@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
@@ -44,6 +44,20 @@ def is_deleted(state: StateDescriptor) -> bool:
     return state.sweeps is not None and state.kind != FREE
 
 
+_FEW = 1_000
+"""Entries and key groups of a deleted state that are looked at to spare a new id."""
+
+_TRIED = 4
+"""Deleted states that are looked at for that."""
+
+
+class Emptied(Protocol):
+    """Removes the entries of a deleted state."""
+
+    def __call__(self, state_id: int, most: int | None, *, is_deleted_now: bool) -> bool:
+        """Remove all entries, if there are not more than `most`; return whether none is left."""
+
+
 class StateCatalog:
     """The states of a subtask's handle, changed to what the processor asks for.
 
@@ -53,12 +67,22 @@ class StateCatalog:
         The states of the handle in the order of their ids.
     where
         The operator and subtask, for errors.
+    emptied
+        Removes all entries of a deleted state for a new one, if it can, and returns whether it did.
     """
 
-    def __init__(self, stored: tuple[StateDescriptor, ...], where: str) -> None:
+    def __init__(
+        self,
+        stored: tuple[StateDescriptor, ...],
+        where: str,
+        emptied: Emptied | None = None,
+    ) -> None:
         self._states = list(stored)
         self._where = where
+        self._emptied = emptied
         self._given: set[str] = set()
+        self._deleted: set[int] = set()
+        self._large: set[int] = set()
 
     @property
     def states(self) -> tuple[StateDescriptor, ...]:
@@ -96,14 +120,52 @@ class StateCatalog:
         StateUseError
             If there are too many states.
         """
+        state_id = self._free_id()
+        if state_id == len(self._states):
+            self._states.append(wanted)
+        self._states[state_id] = wanted
+        self._deleted.discard(state_id)
+        return state_id
+
+    def _free_id(self) -> int:
+        """Return an id that no entry has: of a free place, of a deleted state, or a new one."""
         for state_id, state in enumerate(self._states):
             if state.kind == FREE:
-                self._states[state_id] = wanted
                 return state_id
-        if len(self._states) >= MAX_STATES:
-            raise StateUseError(f"{self._where}: more than {MAX_STATES} states, use fewer names")
-        self._states.append(wanted)
-        return len(self._states) - 1
+        deleted = self._deleted_before()
+        for state_id in deleted[:_TRIED]:
+            if self._is_emptied(state_id, _FEW):
+                return state_id
+        if len(self._states) < MAX_STATES:
+            return len(self._states)
+        for most in (_FEW, None):
+            for state_id in [*reversed(deleted), *self._deleted]:
+                if self._is_emptied(state_id, most):
+                    return state_id
+        raise StateUseError(f"{self._where}: more than {MAX_STATES} states, use fewer names")
+
+    def _deleted_before(self) -> list[int]:
+        """Return the states that earlier epochs deleted, first those with the fewest entries.
+
+        A removal that had to stop at a key group has shown that the state has many.
+        """
+        found = [
+            state_id
+            for state_id, state in enumerate(self._states)
+            if is_deleted(state) and state_id not in self._deleted
+        ]
+        return sorted(
+            found, key=lambda state_id: (-(self._states[state_id].sweeps or 0), -state_id)
+        )
+
+    def _is_emptied(self, state_id: int, most: int | None) -> bool:
+        if self._emptied is None or (most is not None and state_id in self._large):
+            return False
+        is_now = state_id in self._deleted
+        is_emptied = self._emptied(state_id, most, is_deleted_now=is_now)
+        if not is_emptied:
+            self._large.add(state_id)
+        return is_emptied
 
     def evolve(self, state_id: int, wanted: StateDescriptor) -> None:
         """Change a stored state to what the processor asks for.
@@ -120,7 +182,8 @@ class StateCatalog:
         self._states[state_id] = wanted
 
     def delete(self, state_id: int) -> None:
-        """Mark a state as deleted; sweeps remove its entries epoch by epoch."""
+        """Mark a state as deleted; its entries are removed at the barrier, or epoch by epoch."""
+        self._deleted.add(state_id)
         self._states[state_id] = msgspec.structs.replace(self._states[state_id], sweeps=0)
 
 
