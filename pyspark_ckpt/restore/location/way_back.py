@@ -103,7 +103,7 @@ def way_back(location: Storage, checkpoints: Storage | None) -> str:
     if checkpoints is None or source is None:
         return (
             f"There is no complete checkpoint of the query in {location.url} to go back to. Put "
-            "the file back, for example from a backup, or start the query at a fresh "
+            "it back, for example from a backup, or start the query at a fresh "
             "checkpointLocation, with restoreFrom if there is a savepoint"
         )
     log, epoch, elsewhere = SparkLog(location), source.metadata.epoch, ""
@@ -120,7 +120,7 @@ def way_back(location: Storage, checkpoints: Storage | None) -> str:
     return (
         f"Call pyspark_ckpt.rollback({location.url!r}, {name!r}{elsewhere}), "
         f"which brings the location back to epoch {epoch} and needs no such file; then start the "
-        f"query again.{again} Or put the file back, for example from a backup"
+        f"query again.{again} Or put it back, for example from a backup"
     )
 
 
