@@ -175,8 +175,24 @@ def windows_after(job: Job) -> DataFrame:
     return windows(numbered(timed(job, job.feed).dropDuplicatesWithinWatermark(["k", "v"])))
 
 
+def windows_before(job: Job) -> DataFrame:
+    """Have event time in the whole column of windows, which the operator gets."""
+    counts = (
+        timed(job, job.feed).groupBy(F.window("t", "5 seconds"), "k").agg(F.max("v").alias("v"))
+    )
+    return numbered(counts.selectExpr("window", "k", "v", "window.end AS t"))
+
+
+def sessions_before(job: Job) -> DataFrame:
+    sessions = timed(job, job.feed).groupBy(F.session_window("t", "2 seconds"), "k")
+    return numbered(
+        sessions.agg(F.max("v").alias("v")).selectExpr(
+            "session_window", "k", "v", "session_window.end AS t"
+        )
+    )
+
+
 def sessions_after(job: Job) -> DataFrame:
-    """Run sessions after an operator; Spark allows none before an operator that appends."""
     sessions = numbered(timed(job, job.feed)).groupBy(F.session_window("t", "2 seconds"), "k")
     return sessions.agg(F.max("n").alias("n")).selectExpr("k", "n", "session_window.start AS t")
 
@@ -204,6 +220,8 @@ SESSIONS, PROCESSOR = "sessionWindowStateStoreSaveExec", "transformWithStateInPy
     [
         (join_before, ["op", "dedupeWithinWatermark", "symmetricHashJoin"], HDFS, False),
         (windows_after, ["stateStoreSave", "op", "dedupeWithinWatermark"], ROCKSDB, True),
+        (windows_before, ["op", "stateStoreSave"], HDFS, True),
+        pytest.param(sessions_before, ["op", SESSIONS], ROCKSDB, False, marks=pytest.mark.soak),
         pytest.param(sessions_after, [SESSIONS, "op"], HDFS, True, marks=pytest.mark.soak),
         pytest.param(limited_before, ["op", "globalLimit"], HDFS, False, marks=pytest.mark.soak),
         pytest.param(

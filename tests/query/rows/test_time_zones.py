@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import types as T
 from pyspark.sql.streaming import StatefulProcessor
 
 import pyspark_ckpt as ckpt
 from pyspark_ckpt.operator.values.time_zones import zone_of
 from tests.query.session_conf import session_conf
+from tests.unit.snapshot.made_savepoint import MadeSavepoint
 
 ZONE = "spark.sql.session.timeZone"
 SHORT = (
@@ -29,6 +32,7 @@ REGIONS = (
     "Europe/Berlin America/Argentina/Ushuaia"
 )
 NAMES = [*OFFSETS.split(), *REGIONS.split(), *SHORT.split()]
+SEEN = T.StructType().add("at", "timestamp").add("ats", T.ArrayType(T.TimestampType()))
 INSTANTS = [1_700_000_000, 1_720_000_000]
 """One in winter, one in summer."""
 
@@ -85,6 +89,31 @@ def test_rows_and_frames_show_times_in_it(spark: SparkSession, name: str, method
     with session_conf(spark, {ZONE: name}):
         wanted = of_spark(spark)[1]
         assert shown(spark, processor, method) == [(wanted, wanted, wanted)]
+
+
+@pytest.mark.further
+def test_an_edit_shows_times_in_it(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark sends a function the rows with the zone's own name, which pandas does not know."""
+    keys = T.StructType().add("k", "string")
+    made = MadeSavepoint(tmp_path / "made", keys, [("a",)], parallelism=1)
+    at = dt.datetime(2024, 7, 1, 1, 2, 3, tzinfo=dt.timezone.utc)
+
+    def fill(states: dict[str, Any], key: tuple[Any, ...]) -> None:
+        states["seen"].update((at, [at]))
+
+    made.epoch(lambda handle: {"seen": handle.getValueState("seen", SEEN)}, fill)
+    savepoint = made.save("savepoint", canonical=True)
+    made.close()
+
+    def later(rows: pd.DataFrame) -> pd.DataFrame:
+        assert rows["at"].dt.hour.tolist() == [9]
+        return rows.assign(at=rows["at"] + pd.Timedelta("1s"))
+
+    with session_conf(spark, {ZONE: "GMT+08:00"}):
+        edit = ckpt.edit_state(savepoint).change("op", "seen", later, as_pandas=True)
+        edited = edit.save(str(tmp_path / "edited"))
+    (row,) = ckpt.open_state(edited.path).state("op", "seen").to_arrow().read_all().to_pylist()
+    assert row == {"k": "a", "at": at + dt.timedelta(seconds=1), "ats": [at]}
 
 
 @pytest.mark.parametrize("name", ["SystemV/AST4", "+08:00:30"])
