@@ -6,7 +6,7 @@ have no such way are encoded value by value with the codec itself, in plain form
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from decimal import Decimal
 from enum import Enum, auto
 from typing import Any
@@ -67,7 +67,7 @@ def encoded_tuples(
     Raises
     ------
     StateValueError
-        If a text is no UTF-8: it could not be read again.
+        If a text is no UTF-8, or a map has a key twice: it could not be read again.
     """
     rows = len(heads[0]) if heads else len(columns[0])
     head = repeated(tuple_head(len(schema.fields)), rows)
@@ -274,7 +274,27 @@ def _by_codec(column: pa.Array, field: T.StructField, form: Form) -> pa.BinaryAr
     if form is Form.KEY:  # a decimal, which travels as it is
         return _one_by_one(column.to_pylist(), _decimal_text)
     encode = _codec(field, is_key=form is Form.MAP_KEY).encode
-    return _one_by_one(plain_values(field.dataType, column), lambda value: encode((value,))[1:])
+    try:
+        values = plain_values(field.dataType, column, _dict_of_all)
+    except _SameKeyError as exc:
+        raise StateValueError(
+            f"column {field.name!r} is {field.dataType.simpleString()} and has a map with the key "
+            f"{shown(exc.args[0])} twice: give each key once"
+        ) from None
+    return _one_by_one(values, lambda value: encode((value,))[1:])
+
+
+class _SameKeyError(Exception):
+    """A map has a key twice, so one of its entries would be lost."""
+
+
+def _dict_of_all(entries: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
+    pairs = list(entries)
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise _SameKeyError(next(key for key in keys if keys.count(key) > 1))
+    return made
 
 
 def _nested_key(column: pa.Array, field: T.StructField) -> pa.BinaryArray:

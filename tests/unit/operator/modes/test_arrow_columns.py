@@ -157,3 +157,33 @@ def test_two_fields_of_one_name_keep_their_values() -> None:
         values = found if kind is twice else found.flatten()
         assert [field.to_pylist()[0] for field in values.flatten()] == [1, 2]
         assert found.null_count == 1
+
+
+def test_a_map_with_a_key_twice_is_refused_in_a_state() -> None:
+    """Arrow has such maps; a state would lose one of the entries."""
+    kind = T.ArrayType(T.MapType(T.StringType(), T.LongType()))
+    columns = ValueColumns(T.StructType([T.StructField("m", kind)]), "state 'x'")
+    maps = [[("a", 1), ("b", 2), ("a", 3)]]
+    table = pa.table({"m": pa.array([maps], pa.list_(pa.map_(pa.string(), pa.int64())))})
+    with pytest.raises(StateValueError, match=r"state 'x': column 'm'.*the key 'a' twice"):
+        columns.encoded(table, 1, b"")
+    once = pa.table({"m": pa.array([[maps[0][:2]]], table.column("m").type)})
+    codec = TupleCodec(columns._schema, "state 'x'")
+    assert columns.encoded(once, 1, b"") == [codec.encode(([{"a": 1, "b": 2}],))]
+
+
+@pytest.mark.parametrize(
+    ("kind", "given"),
+    [
+        (T.StringType(), pa.array([b"ab"])),
+        (T.BinaryType(), pa.array(["ab"])),
+        (T.DateType(), pa.array([NOON])),
+        (T.DoubleType(), pa.array([2**53 + 1])),
+        (T.ArrayType(T.DateType()), pa.array([[NOON]])),
+    ],
+    ids=str,
+)
+def test_a_column_of_another_type_is_refused_in_a_state(kind: T.DataType, given: pa.Array) -> None:
+    columns = ValueColumns(T.StructType([T.StructField("c", kind)]), "state 'x'")
+    with pytest.raises(StateValueError, match=r"state 'x'.*column 'c'.*cast it"):
+        columns.encoded(pa.table({"c": given}), 1, b"")
