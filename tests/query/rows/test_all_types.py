@@ -6,6 +6,7 @@ import datetime as dt
 import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -343,3 +344,87 @@ def test_large_nested_values(spark: SparkSession, tmp_path: Path) -> None:
     digest = F.md5("s.text"), F.length("s.text"), F.md5(F.col("s.raw")[0])
     result = spark.read.schema(ddl).parquet(str(tmp_path / "out"))
     assert result.select(*digest).collect() == feed.table(spark).select(*digest).collect()
+
+
+LIMITS_SCHEMA = (
+    "flag boolean, b tinyint, l bigint, f float, d double, dec decimal(38,2), text string, "
+    "raw binary, day date, ts timestamp, ntz timestamp_ntz, span interval day to second, "
+    "many array<timestamp>, dict map<string,int>, st struct<day:date,x:double>, nothing int"
+)
+FIRST, LAST = dt.datetime.min, dt.datetime.max  # noqa: DTZ901
+LIMITS: dict[str, tuple[Any, ...]] = {
+    "low": (
+        False, -128, -(2**63), -3.4028234663852886e38, 5e-324, Decimal("-" + "9" * 36 + ".99"),
+        "", b"", dt.date.min, FIRST, FIRST, dt.timedelta(microseconds=-(2**63)), [], {},
+        Row(day=None, x=None), None,
+    ),
+    "high": (
+        True, 127, 2**63 - 1, float("inf"), float("-inf"), Decimal("9" * 36 + ".99"),
+        "a\0ä😀" * 100, bytes(range(256)), dt.date.max, LAST, LAST,
+        dt.timedelta(microseconds=2**63 - 1), [FIRST, None, LAST], {"": None},
+        Row(day=dt.date.max, x=-0.0), None,
+    ),
+}  # fmt: skip
+"""The first and the last value of each type, and what is empty."""
+
+
+class Limits(Count):
+    """Write the limits at the first row of a key, and show what each state has before and after."""
+
+    def init(self, handle: Any) -> None:
+        self.value = handle.getValueState("value", LIMITS_SCHEMA)
+        self.list = handle.getListState("list", LIMITS_SCHEMA)
+        self.map = handle.getMapState("map", LIMITS_SCHEMA, LIMITS_SCHEMA)
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        for row in rows:
+            limits = LIMITS[key[0]]
+            if row.v == 0:
+                self.value.update(limits)
+                self.list.put([limits])
+                self.map.updateValue(limits, limits)
+            entry = next(self.map.iterator())
+            for way, found in (
+                ("value", self.value.get()),
+                ("list", next(self.list.get())),
+                ("map", self.map.getValue(limits)),
+                ("map key", entry[0]),
+                ("map value", entry[1]),
+            ):
+                yield Row(k=key[0], epoch=row.v, way=way, is_same=tuple(found) == limits)
+
+
+@pytest.mark.further
+def test_the_limits_of_types_are_read_in_every_way(spark: SparkSession, tmp_path: Path) -> None:
+    """In the epoch, after a restart, by live reads and in tables of a savepoint."""
+    feed = Feed(tmp_path / "in").add([("low", 0), ("high", 0)])
+    job = Job(spark, tmp_path, feed, Limits, "k string, epoch long, way string, is_same boolean")
+    job.run()
+    drop_local_copies(spark)
+    feed.add([("low", 1), ("high", 1)])
+    with job.running() as query:
+        query.processAllAvailable()
+        live = query.state("op", "value").to_arrow()
+        keys = {key: query.state("op", "value").get(key).value for key in LIMITS}
+        savepoint = query.triggerSavepoint(str(tmp_path / "savepoints"))
+    result = spark.read.schema(job.output).parquet(str(tmp_path / "out")).collect()
+    assert len(result) == 2 * 2 * 5
+    assert [row for row in result if not row.is_same] == []
+    with ckpt.open_state(savepoint.path) as snapshot:
+        stored = snapshot.state("op", "value")
+        tables = [live, stored.to_arrow().read_all()]
+        tables += [snapshot.state("op", name).to_arrow().read_all() for name in ("list", "map")]
+        assert {key: stored.get(key) for key in LIMITS} == keys
+        assert len(stored.to_pandas()) == 2
+    names = [field.split()[0] for field in LIMITS_SCHEMA.split(", ")]
+    for table in tables:
+        for name in ("l", "dec", "text", "raw", "day", "ntz", "span"):
+            column = table.column(name if name in table.column_names else f"value_{name}")
+            found = dict(zip(table.column("k").to_pylist(), column.to_pylist(), strict=True))
+            place = names.index(name)
+            assert found == {key: limits[place] for key, limits in LIMITS.items()}, name
+    instants = [
+        table.column("ts" if "ts" in table.column_names else "value_ts").cast("int64").to_pylist()
+        for table in tables
+    ]
+    assert len({tuple(sorted(each)) for each in instants}) == 1
