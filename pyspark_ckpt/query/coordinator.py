@@ -256,7 +256,15 @@ class CheckpointCoordinator:
         if why is None:
             return None
         self._runner.fence.give_way()
+        if is_connect(self._spark):  # else the coordinator waits for a server that is gone
+            self._release_session()
         return session_ended(self._files.query_id, why, self._newest_without_checkpoint())
+
+    def _release_session(self) -> None:
+        """End the sessions of the run in a thread, which ends the calls that wait for them."""
+        name = f"pyspark_ckpt releases the session of {self._files.query_id}"
+        releasing = partial(release_ended, self._spark)
+        threading.Thread(target=releasing, name=name, daemon=True).start()
 
     def _newest_without_checkpoint(self) -> int | None:
         try:
