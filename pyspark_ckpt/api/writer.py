@@ -96,6 +96,7 @@ class CheckpointedStreamWriter(SinkWriter):
         claimMode: str | None = None,
         allowNonRestoredState: bool | None = None,  # noqa: FBT001  # Flink's, by its name
         migrations: RestoreMigrations | None = None,
+        allowMissingInput: bool | None = None,  # noqa: FBT001  # as the other one
     ) -> CheckpointedStreamWriter:
         """Start from a savepoint or a retained checkpoint.
 
@@ -121,6 +122,10 @@ class CheckpointedStreamWriter(SinkWriter):
             Migrations by the uid of an operator and the name of its state. They bring stored states
             to new schemas or names during the restore. The query does not need them afterwards. The
             migrations of an operator run in its first epochs instead.
+        allowMissingInput : bool, optional
+            Whether to leave out the rows of input files that later epochs of the original have
+            read and that are gone, instead of refusing to start. By default
+            ``spark.ckpt.execution.state-recovery.allow-missing-input``, which is false.
 
         Returns
         -------
@@ -150,6 +155,7 @@ class CheckpointedStreamWriter(SinkWriter):
             "restore_path": str(path),
             "claim_mode": None if claimMode is None else ClaimMode.of_argument(claimMode),
             "allow_non_restored_state": allowNonRestoredState,
+            "allow_missing_input": allowMissingInput,
         }
         self._migrations = migrations or {}
         self._restore_from = {name: value for name, value in given.items() if value is not None}
@@ -400,7 +406,8 @@ class CheckpointedStreamWriter(SinkWriter):
         again = self._copy()
         again._conf = self._conf_of_query()  # the session's may be for other queries by then
         again._migrations = {}  # what the restore was allowed is not for later restarts in place
-        again._restore_from.pop("allow_non_restored_state", None)
+        for name in ("allow_non_restored_state", "allow_missing_input"):
+            again._restore_from.pop(name, None)
         # Last: nobody deletes a temporary location if one of the lines above raises.
         place = place or self._place(table)
         storage = place.storage

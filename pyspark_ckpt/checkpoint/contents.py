@@ -151,7 +151,7 @@ def gather(
         spark_version=spark_version,
         library_version=__version__,
         watermark_ms=log.watermark_ms(epoch),
-        offsets_entry=offsets.text(),
+        offsets_entry=offsets.of_query(log.storage.url, query.query_id).text(),
         commits_entry=log.commits_entry(epoch),
         source_logs=_keep_source_logs(query, logs),
         operators=operators,

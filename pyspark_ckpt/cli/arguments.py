@@ -289,6 +289,7 @@ def _add_spark_commands(commands: argparse._SubParsersAction[argparse.ArgumentPa
         action="store_true",
         help="plan to drop the state of operators that the query no longer has",
     )
+    _allow_missing_input(plan, "plan to leave")
     plan.set_defaults(run=spark_commands.plan)
     rollback = _command(
         commands,
@@ -316,6 +317,7 @@ def _add_spark_commands(commands: argparse._SubParsersAction[argparse.ArgumentPa
         "records, and although a Spark Connect server may continue it: only if you know that its "
         "driver was killed, and that no server runs it",
     )
+    _allow_missing_input(rollback, "leave")
     rollback.set_defaults(run=spark_commands.rollback)
     for command in (plan, rollback, _prove(commands)):
         command.add_argument(
@@ -325,6 +327,14 @@ def _add_spark_commands(commands: argparse._SubParsersAction[argparse.ArgumentPa
             default=[],
             help="a setting of the Spark session, as for spark-submit; may be repeated",
         )
+
+
+def _allow_missing_input(command: argparse.ArgumentParser, does: str) -> None:
+    command.add_argument(
+        "--allow-missing-input",
+        action="store_true",
+        help=f"{does} out the rows of input files that later epochs have read and that are gone",
+    )
 
 
 def _prove(

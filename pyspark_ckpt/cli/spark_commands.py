@@ -27,11 +27,13 @@ def plan(arguments: Namespace) -> Result:
             arguments.path,
             query_of(arguments.program, spark),
             allowNonRestoredState=arguments.allow_non_restored_state or None,
+            allowMissingInput=arguments.allow_missing_input or None,
         )
     fields = {
         "path": found.path,
         "epoch": found.epoch,
         "can_start": not found.errors,
+        "missing_input": list(found.missing_input),
         "states": [asdict(state) for state in found.states],
         "errors": [{"kind": type(error).__name__, "message": str(error)} for error in found.errors],
     }
@@ -121,6 +123,7 @@ def rollback(arguments: Namespace) -> Result:
             arguments.to,
             arguments.checkpoints_directory,
             force=arguments.force,
+            allowMissingInput=arguments.allow_missing_input,
             spark=spark,
         )
     fields = asdict(done)

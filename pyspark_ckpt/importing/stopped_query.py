@@ -68,7 +68,7 @@ class StoppedQuery:
         watermark_ms = self.log.watermark_ms(self.epoch)
         files = self.log.source_log_files(offsets, sources)
         return Position(
-            offsets_entry=_without_state_store(offsets).text(),
+            offsets_entry=_without_state_store(offsets).of_query(self.path, self.query_id).text(),
             epoch=self.epoch,
             watermark_ms=watermark_ms,
             commits_entry=self.log.commits_entry(self.epoch),

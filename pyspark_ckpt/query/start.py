@@ -174,6 +174,7 @@ class QueryStart:
         request = replace(
             restore_request(self._stream, self._settings, path, self._migrations),
             claim_mode=ClaimMode.NO_CLAIM,
+            spark=None,  # no epoch is void
         )
         source = RestoreSource.of_metadata(path, encode_metadata(metadata))
         return plan_of(source, self._location.operators, request)
@@ -204,7 +205,7 @@ class QueryStart:
         self._end_former_runs()
         with self.alone():
             location.check_parallelism(self._spark, self._settings.parallelism)
-            self._fill_location()
+            self._fill_location(looks_for_input=False)  # it gets the epochs of the original
             location.check_watermark_policy(self._spark)
 
     def run_due_epoch(self) -> None:
@@ -317,13 +318,15 @@ class QueryStart:
             if directory is not None:
                 open_storage(directory).check_usable()
 
-    def _fill_location(self) -> None:
+    def _fill_location(self, *, looks_for_input: bool = True) -> None:
         if self._settings.restore_path is None:
             self._initial_handles = self._location.make_initial_states(self._runtime)
             return
         request = restore_request(
             self._stream, self._settings, self._settings.restore_path, self._migrations
         )
+        if not looks_for_input:
+            request = replace(request, spark=None)
         self._location.restore(self._spark, request, self._sink_log, self._table)
         operators = self._location.operators.descriptors
         if any(operator.on_error is OnError.QUARANTINE for operator in operators):
@@ -520,4 +523,6 @@ def restore_request(
         source_ids=source_ids(stream),
         source_names=source_names(stream),
         given_names=given_names(stream) if names_sources(stream.sparkSession) else (),
+        allow_missing_input=settings.allow_missing_input,
+        spark=stream.sparkSession,
     )

@@ -55,6 +55,7 @@ from pyspark_ckpt.restore.location.exchange import (
 )
 from pyspark_ckpt.restore.location.seedings import has_savepoints, is_half_seeded
 from pyspark_ckpt.restore.location.way_back import QUERY_ID, query_id_at, readable_query_id
+from pyspark_ckpt.restore.missing_input import files_seen, planned_input
 from pyspark_ckpt.restore.plan import RestoreRequest, plan_of
 from pyspark_ckpt.restore.seeding import seed, write_query_id
 from pyspark_ckpt.restore.source import RestoreSource
@@ -66,6 +67,7 @@ from pyspark_ckpt.spark.own_session import own_session
 from pyspark_ckpt.spark.paths import qualified_path
 from pyspark_ckpt.spark.plan import is_active
 from pyspark_ckpt.spark.session_in_use import session_in_use
+from pyspark_ckpt.spark.source_files import files_read
 from pyspark_ckpt.storage.open import Storage, open_storage
 from pyspark_ckpt.stores.base import CompletedCheckpointStore
 from pyspark_ckpt.stores.directory import carry_terms
@@ -109,6 +111,7 @@ def rollback(
     checkpointsDirectory: str | None = None,
     *,
     force: bool = False,
+    allowMissingInput: bool = False,
     spark: SparkSession | None = None,
 ) -> Rollback:
     """Put the location of a stopped query back to one of its retained checkpoints.
@@ -140,6 +143,9 @@ def rollback(
         may continue it. Only if you know that its driver is gone, and that no server runs it: a
         query that runs on would mix its epochs with the content that comes in. Otherwise, if a run
         has no end in its records, the call waits two minutes for a sign of life.
+    allowMissingInput : bool
+        Whether to leave out the rows of input files that the void epochs have read and that are
+        gone, instead of refusing.
     spark : SparkSession, optional
         The session that reads and writes the location; by default the active one, or PySpark's
         default one, as in a thread that has no active session.
@@ -155,7 +161,8 @@ def rollback(
         If there is no running Spark session. Also if the query runs, drains or never ran, or `to`
         is not its checkpoint, or the location is a copy of another one that owns the checkpoints,
         or nothing of the query is in the checkpoints directory, or the location records another
-        one.
+        one. Also if input that the void epochs have read is gone, or cannot be looked for. Nothing
+        was changed.
     FencedError
         If another driver starts the query meanwhile, or rolls it back.
     ConfigurationError, NotBuiltYetError
@@ -178,11 +185,19 @@ def rollback(
         given = open_storage(qualified_path(spark, str(checkpointsDirectory)))
     end_former_runs(location)
     with turn_of(location.url):  # a restart in place of this process may be at it
-        return _rolled_back(spark, location, given, to, force=force)
+        return _rolled_back(
+            spark, location, given, to, force=force, allows_missing_input=allowMissingInput
+        )
 
 
 def _rolled_back(
-    spark: SparkSession, location: Storage, given: Storage | None, to: str, *, force: bool
+    spark: SparkSession,
+    location: Storage,
+    given: Storage | None,
+    to: str,
+    *,
+    force: bool,
+    allows_missing_input: bool,
 ) -> Rollback:
     begun = begun_exchange(location)
     if begun is not None and is_untouched(location, begun):  # it may be of long ago
@@ -201,6 +216,7 @@ def _rolled_back(
     source = None if is_return else _source(location, checkpoints, to, query_id)
     if place.root is not None:
         check_owner(location, checkpoints)  # what follows would fence the driver of the original
+    _check_input(spark, location, source or location.child(to), allows=allows_missing_input)
     _check_quiet(location, checkpoints, force=force)
     with closing(find_store(checkpoints)) as store:
         # A start, or another rollback, that comes later claims it too, and this one ends.
@@ -350,6 +366,30 @@ def _source(location: Storage, checkpoints: Storage, to: str, query_id: str) -> 
             f"is of {query_id}: restore it into a fresh checkpointLocation"
         )
     return source
+
+
+def _check_input(
+    spark: SparkSession, location: Storage, to: RestoreSource | Storage, *, allows: bool
+) -> None:
+    """Refuse to go back over epochs whose input is gone, before there is anything to wait for.
+
+    Parameters
+    ----------
+    spark
+        A session that reaches the input.
+    location
+        The location, whose sources' logs have the void epochs.
+    to
+        The checkpoint, or the content that comes back.
+    allows
+        Whether the rows of missing input are left out.
+    """
+    if isinstance(to, RestoreSource):
+        path, seen = to.path, files_seen(to)
+    else:
+        path, seen = to.url, files_read(to)
+    for error in planned_input(spark, path, files_read(location), seen, allows=allows).errors:
+        raise error
 
 
 def _retained(checkpoints: Storage) -> str:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from pyspark.sql import SparkSession
+
 from pyspark_ckpt.errors import CkptError
 from pyspark_ckpt.formats.metadata import Origin
 from pyspark_ckpt.html_form import html_table
 from pyspark_ckpt.migration import Migration
+from pyspark_ckpt.restore.missing_input import PlannedInput, plan_input
 from pyspark_ckpt.restore.offsets import plan_sources
 from pyspark_ckpt.restore.operators import (
     OperatorTerms,
@@ -58,6 +61,8 @@ class RestorePlan:
         Refuses the migrations of operators that the query does not have.
     sources : PlannedSources
         Where the query's sources continue.
+    input : PlannedInput
+        Whether all input is there that later epochs have read, and that would be read again.
     origin : Origin
         What the new query's directory says about this restore.
 
@@ -74,6 +79,7 @@ class RestorePlan:
     spark_operators: PlannedSparkOperators
     migrations: PlannedPart
     sources: PlannedSources
+    input: PlannedInput
     origin: Origin
 
     @property
@@ -109,6 +115,15 @@ class RestorePlan:
     def errors(self) -> tuple[CkptError, ...]:
         """What :meth:`check` raises; empty if the query can start."""
         return tuple(error for part in self._parts for error in part.errors)
+
+    @property
+    def missing_input(self) -> tuple[str, ...]:
+        """The URLs of the input files that are gone, and whose rows the query would lack.
+
+        These are files that epochs after this one have read, as far as the location of those epochs
+        is within reach.
+        """
+        return self.input.files
 
     @property
     def refused(self) -> tuple[PlannedState, ...]:
@@ -152,6 +167,7 @@ class RestorePlan:
             *self.spark_operators.operators,
             self.migrations,
             self.sources,
+            self.input,
         )
 
     def __repr__(self) -> str:
@@ -194,6 +210,10 @@ class RestoreRequest:
         What Spark calls each of these sources, by id; ``None`` if that is not to be checked.
     given_names
         The names that the user gave these sources, by id; empty if Spark uses none.
+    allow_missing_input
+        Whether rows of input that is gone are left out rather than refused.
+    spark
+        A session that reaches the input, ``None`` if it is not to be looked for.
     """
 
     path: str
@@ -205,6 +225,8 @@ class RestoreRequest:
     source_ids: tuple[int, ...] | None = None
     source_names: tuple[str, ...] | None = None
     given_names: tuple[str, ...] = ()
+    allow_missing_input: bool = False
+    spark: SparkSession | None = field(default=None, compare=False)
 
 
 def plan_of_request(request: RestoreRequest, operators: StatefulOperators) -> RestorePlan:
@@ -245,6 +267,7 @@ def plan_of(
         ),
         migrations=unknown_migrations(request.migrations, uids),
         sources=plan_sources(source, request.source_ids, request.source_names, request.given_names),
+        input=plan_input(source, request.spark, allows=request.allow_missing_input),
         origin=Origin(
             path=source.path,
             kind=metadata.kind,

@@ -239,6 +239,16 @@ SETTINGS: tuple[Setting, ...] = (
         meaning=("`true`: leave behind the state of operators that the query no longer has"),
     ),
     Setting(
+        key=f"{_RECOVERY}allow-missing-input",
+        field="allow_missing_input",
+        read=values.truth,
+        allowed="true or false",
+        default="false",
+        meaning=(
+            "`true`: leave out the rows of input that later epochs have read and that is gone"
+        ),
+    ),
+    Setting(
         key=f"{_RECOVERY}fallback",
         field="restore_fallback",
         read=values.truth,

@@ -75,6 +75,7 @@ class Settings:
     restore_path: str | None = None
     claim_mode: ClaimMode = ClaimMode.NO_CLAIM
     allow_non_restored_state: bool = False
+    allow_missing_input: bool = False
     restore_fallback: bool = False
     quarantine_keys: int = 1_000
     quarantine_rows_per_key: int = 10_000

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -19,6 +19,10 @@ from pyspark_ckpt.storage.open import Storage
 NO_OFFSET = "-"
 SOURCE_EVOLUTION = "spark.sql.streaming.queryEvolution.enableSourceEvolution"
 """With it Spark identifies a source by its name, and not by its place in the query."""
+
+OF_LOCATION = "spark.ckpt.internal.location"
+OF_QUERY = "spark.ckpt.internal.query"
+"""In the offsets of a checkpoint or savepoint: where its query ran, and the query's id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +81,21 @@ class OffsetsEntry:
     def _conf(self) -> dict[str, Any]:
         conf = self.metadata.get("conf")
         return conf if isinstance(conf, dict) else {}
+
+    def of_query(self, location: str, query_id: str) -> OffsetsEntry:
+        """Return the entry with the location and the id of its query, for a checkpoint.
+
+        They are among the conf, which Spark's sessions do not get from there.
+
+        Parameters
+        ----------
+        location
+            The ``checkpointLocation`` of the query.
+        query_id
+            Its id.
+        """
+        conf = {**self._conf, OF_LOCATION: location, OF_QUERY: query_id}
+        return replace(self, metadata={**self.metadata, "conf": conf})
 
     def in_order(self, sources: Sources) -> OffsetsEntry:
         """Return the entry in format v1, with the offsets in the order of the places.

@@ -70,6 +70,18 @@ def owns(location: Storage, checkpoints: Storage) -> bool:
     return True
 
 
+def owner_location(checkpoints: Storage) -> str | None:
+    """Return the path of the location that owns a checkpoints directory, ``None`` if none does.
+
+    Raises
+    ------
+    CorruptFileError
+        If the record was changed.
+    """
+    owner = _owner(checkpoints, highest_number(checkpoints, owner_path))
+    return None if owner is None else owner.location
+
+
 def claim_directory(location: Storage, checkpoints: Storage, place: Storage | None = None) -> None:
     """Make a location the owner of a checkpoints directory; durable on return.
 

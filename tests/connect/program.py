@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
@@ -221,6 +222,32 @@ def life() -> None:
     again.awaitTermination()
     rows = spark.read.parquet(f"{locations}/back").collect()
     print("back", sorted((row.k, row.n) for row in rows))
+
+
+def missing_input() -> None:
+    """A rollback and a fork over epochs whose input is gone, in part."""
+    deliver(1, "a")
+    query = writer("one").start()
+    query.processAllAvailable()
+    checkpoint = query.triggerCheckpoint()
+    deliver(2, "b")
+    deliver(3, "c")
+    query.processAllAvailable()
+    query.stop()
+    (source / "00002.parquet").unlink()
+    path = f"{locations}/one/location"
+
+    def said(call: Callable[[], object]) -> None:
+        with pytest.raises(ckpt.RestoreError) as error:
+            call()
+        text = str(error.value)
+        print("1 input file" in text, "00002.parquet" in text, "00003.parquet" in text)
+
+    said(lambda: ckpt.rollback(path, f"chk-{checkpoint.checkpoint_id}"))
+    said(lambda: writer("two").restoreFrom(checkpoint.path).start())
+    allowed = writer("two").restoreFrom(checkpoint.path, allowMissingInput=True)
+    allowed.trigger(availableNow=True).start().awaitTermination()
+    print(numbers("two"))
 
 
 def drain() -> None:
@@ -483,6 +510,7 @@ SCENARIOS: dict[str, Callable[[], None]] = {
     "batches": lambda: one_input("batches"),
     "life": life,
     "live": live,
+    "missing_input": missing_input,
     "drain": drain,
     "function": function,
     "no_action": no_action,

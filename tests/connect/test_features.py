@@ -71,6 +71,12 @@ def test_an_import(connect_url: str, tmp_path: Path, run_client: RunClient) -> N
     assert printed.splitlines() == ["{'a': [3], 'c': [1]}"]
 
 
+def test_missing_input(connect_url: str, tmp_path: Path, run_client: RunClient) -> None:
+    """The server lists the directory of the source."""
+    printed = run_client(PROGRAM, connect_url, tmp_path, "missing_input")
+    assert printed.splitlines() == ["True True False", "True True False", "{'c': [1]}"]
+
+
 def test_a_drain_fires_every_timer(connect_url: str, tmp_path: Path, run_client: RunClient) -> None:
     printed = run_client(PROGRAM, connect_url, tmp_path, "drain")
     assert printed.splitlines() == ["{'a': [-1, 1, 2], 'b': [-1, 1]}"]

@@ -137,6 +137,7 @@ def simulated(
         (s3, "random", names),
         (seeding, "write_seeds", write_seeds),
         (rollback, "session_in_use", lambda *given: None),
+        (rollback, "_check_input", lambda *given, **more: None),
         (rollback, "qualified_path", lambda spark, path: path),
         (rollback, "is_active", lambda spark, query_id: False),
         (rollback, "own_session", lambda spark, conf: None),

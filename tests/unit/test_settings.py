@@ -57,6 +57,7 @@ def test_defaults_hold_without_any_key() -> None:
         restore_path=None,
         claim_mode="NO_CLAIM",
         allow_non_restored_state=False,
+        allow_missing_input=False,
         restore_fallback=False,
     )
 
@@ -101,6 +102,7 @@ def test_all_keys_are_read() -> None:
         f"{RECOVERY}path": "/savepoint",
         f"{RECOVERY}claim-mode": "claim",
         f"{RECOVERY}ignore-unclaimed-state": "True",
+        f"{RECOVERY}allow-missing-input": "true",
         f"{RECOVERY}fallback": "true",
         "spark.ckpt.parallelism.default": "7",
         "spark.ckpt.execution.hand-over": "Pandas",
@@ -151,6 +153,7 @@ def test_all_keys_are_read() -> None:
         restore_path="/savepoint",
         claim_mode="CLAIM",
         allow_non_restored_state=True,
+        allow_missing_input=True,
         restore_fallback=True,
         quarantine_keys=5,
         quarantine_rows_per_key=6,

@@ -39,6 +39,7 @@ def _without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(seeding, "write_seeds", write_seeds)
     monkeypatch.setattr(module, "session_in_use", lambda *_: None)
+    monkeypatch.setattr(module, "_check_input", lambda *_, **__: None)
     monkeypatch.setattr(module, "qualified_path", lambda _, path: path)
     monkeypatch.setattr(module, "is_active", lambda *_: False)
     monkeypatch.setattr(module, "own_session", lambda *_: None)

@@ -1,0 +1,219 @@
+"""Input that is gone, and that a query would read again from a checkpoint on: its rows would lack.
+
+The epochs after a checkpoint are void for a query that starts from it: it reads their input again.
+The logs of the sources name the files of those epochs. A file that no longer exists is refused, or
+left out if the user allows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+import msgspec
+from pyspark.sql import SparkSession
+
+from pyspark_ckpt.errors import CkptError, CorruptFileError, RestoreError
+from pyspark_ckpt.formats.layout import (
+    CHECKPOINTS_DIRECTORY,
+    KEPT_BY_ROLLBACK,
+    checkpoint_id_of,
+)
+from pyspark_ckpt.formats.rolled_back import read_rolled_back
+from pyspark_ckpt.log_fields import library_logger
+from pyspark_ckpt.restore.planned import (
+    PlannedPart,
+    StateOutcome,
+    planned_state,
+    refused_part,
+)
+from pyspark_ckpt.restore.source import RestoreSource
+from pyspark_ckpt.spark.log import Sources, SparkLog
+from pyspark_ckpt.spark.source_files import (
+    CannotLookError,
+    ReadFile,
+    differing,
+    files_in_log,
+    files_read,
+    gone,
+    shown,
+)
+from pyspark_ckpt.storage.open import Storage, open_storage
+from pyspark_ckpt.stores.owner import owner_location
+
+logger = library_logger(__name__)
+
+_QUERY = "(query)"
+_INPUT = "(input)"
+_MOST_NAMED = 10
+_ALLOWED = "so their rows are left out, which is allowed"
+_ALLOW = "leave their rows out with allowMissingInput=True (--allow-missing-input)"
+_ADVICE = (
+    "Put these files back, if they were archived (cleanSource) or there is a copy; or take a "
+    f"later checkpoint; or {_ALLOW}"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedInput(PlannedPart):
+    """Whether all input of the void epochs is still there; `files` are gone, by their URLs."""
+
+    files: tuple[str, ...] = ()
+
+
+def plan_input(source: RestoreSource, spark: SparkSession | None, *, allows: bool) -> PlannedInput:
+    """Look for the input that later epochs of the same query have read.
+
+    Parameters
+    ----------
+    source
+        The checkpoint or savepoint. If the location of its query is not within reach, such as on
+        another machine, nobody knows what that has read.
+    spark
+        A session that reaches the files, ``None`` if nothing is to be looked for.
+    allows
+        Whether rows of missing files are left out rather than refused.
+    """
+    if spark is None:
+        return PlannedInput()
+    read: dict[str, set[ReadFile]] = {}
+    for content in _contents_after(source):
+        for name, files in files_read(content).items():
+            read.setdefault(name, set()).update(files)
+    return planned_input(
+        spark, source.path, read, files_seen(source) if read else {}, allows=allows
+    )
+
+
+def planned_input(
+    spark: SparkSession,
+    path: str,
+    read: Mapping[str, set[ReadFile]],
+    seen: Mapping[str, set[ReadFile]],
+    *,
+    allows: bool,
+) -> PlannedInput:
+    """Return which files were read, are not in the state that is gone back to, and are gone.
+
+    Parameters
+    ----------
+    spark
+        A session that reaches the files.
+    path
+        What is gone back to, for errors.
+    read, seen
+        By the name of the source: what was read before, and what the state at `path` contains.
+    allows
+        Whether rows of missing files are left out rather than refused.
+    """
+    void = differing(read, seen)
+    if not void:
+        return PlannedInput()
+    try:
+        files = tuple(gone(spark, void))
+    except CannotLookError as exc:
+        text = (
+            f"{path}: {_number(void)} that later epochs have read would be read again, and nobody "
+            f"knows whether they are there, because {exc}"
+        )
+        advice = f"Give the session the settings that reach them (--conf), or {_ALLOW}"
+        return _part(text, f"{text}. {advice}", (), allows=allows)
+    if not files:
+        return PlannedInput()
+    text = (
+        f"{path}: {_number(files)} that later epochs have read are gone and cannot be read again: "
+        f"{_named(files)}"
+    )
+    return _part(text, f"{text}. {_ADVICE}", files, allows=allows)
+
+
+def _part(text: str, refusal: str, files: tuple[str, ...], *, allows: bool) -> PlannedInput:
+    if allows:
+        logger.warning("%s: %s", text, _ALLOWED)
+        row = planned_state(_QUERY, _INPUT, StateOutcome.DROPPED, f"{text}: {_ALLOWED}")
+        return PlannedInput(rows=(row,), files=files)
+    part = refused_part(_QUERY, _INPUT, RestoreError(refusal))
+    return PlannedInput(rows=part.rows, errors=part.errors, files=files)
+
+
+def files_seen(source: RestoreSource) -> dict[str, set[ReadFile]]:
+    """Return the files whose rows the state of a checkpoint contains, by the name of the source.
+
+    Raises
+    ------
+    CorruptFileError
+        If a copy of a source's log is missing or changed.
+    """
+    metadata = source.metadata
+    names = metadata.source_names
+    sources = Sources(metadata.source_ids, () if names is msgspec.UNSET else names)
+    found: dict[str, set[ReadFile]] = {}
+    with source.reading():
+        for log in metadata.source_logs:
+            with source.storage.open_verified(log.file) as file:
+                files, _ = files_in_log(file.read())
+            found.setdefault(sources.log_name(log.source_index), set()).update(files)
+    return found
+
+
+def _contents_after(source: RestoreSource) -> list[Storage]:
+    """Return the directories that have logs of epochs after a checkpoint: location, and kept ones.
+
+    What was there before a rollback counts: it may be of the query, and the location not.
+    """
+    query_id, places = source.of_query, _places(source)
+    for place in places:
+        try:
+            location = open_storage(place)
+            kept = [name for name in location.list() if name.startswith(KEPT_BY_ROLLBACK)]
+            contents = [location, *map(location.child, kept)]
+            found = [content for content in contents if _follows(content, query_id)]
+        except (OSError, CkptError) as exc:
+            logger.warning(
+                "%s: it is not known whether input of later epochs is gone, because their location "
+                "%s cannot be read: %s",
+                source.path,
+                place,
+                exc,
+            )
+            continue
+        if found:
+            return found
+    return []
+
+
+def _follows(content: Storage, query_id: str) -> bool:
+    """Return whether epochs there are of a query, or of one that went back to its checkpoints.
+
+    If the file with the id is damaged, they may be.
+    """
+    void = {each.query_id for each in read_rolled_back(content)}
+    found = None
+    with suppress(CorruptFileError):
+        found = SparkLog(content).query_id()
+    return query_id in void or found in (None, query_id)
+
+
+def _places(source: RestoreSource) -> list[str]:
+    """Return where the location of a checkpoint's query may be, the likeliest first."""
+    directory = open_storage(source.path)
+    found = []
+    if checkpoint_id_of(directory.name) is not None:
+        checkpoints = directory.parent()
+        if checkpoints.name == CHECKPOINTS_DIRECTORY:
+            found.append(checkpoints.parent().url)
+        elif (owner := owner_location(checkpoints)) is not None:
+            found.append(owner)
+    if source.of_location is not None:
+        found.append(source.of_location)
+    return list(dict.fromkeys(found))
+
+
+def _number(files: Collection[str]) -> str:
+    return "1 input file" if len(files) == 1 else f"{len(files)} input files"
+
+
+def _named(files: tuple[str, ...]) -> str:
+    named = ", ".join(map(shown, files[:_MOST_NAMED]))
+    return f"{named} and {len(files) - _MOST_NAMED} more" if files[_MOST_NAMED:] else named
