@@ -291,7 +291,8 @@ def release_ended(spark: SparkSession) -> None:
     """
     users: Any = _clones.get(spark, spark)
     for session in _kept():
-        if _clones.get(session) is not users:
+        owner: Any = _clones.get(session)
+        if owner is not users:
             continue
         if _has_lost_own_server(users):
             _clones.pop(session, None)
