@@ -351,11 +351,11 @@ MUTATIONS = (
         "tests/unit/restarting/test_rollback.py",
     ),
     Mutation(
-        "the restored query that writes to an output path",
+        "the query that writes to an output path",
         "pyspark_ckpt/restore/location/sink_path.py",
-        "    if owner not in query_ids:",
+        "    if writer is not None and writer.query_id not in query.valid:",
         "    if False:",
-        "tests/query/restoring/test_output_path.py",
+        "tests/unit/restore/location/test_sink_path.py",
     ),
     Mutation(
         "the query that a shadow follows",

@@ -80,6 +80,9 @@ KEPT_BY_ROLLBACK = "_before_rollback-"
 SHADOW = "_shadow-"
 """The directory of a shadow begins with this, in the query's checkpointLocation or elsewhere."""
 
+OUTPUT_PATHS = "_output_paths"
+"""In a checkpointLocation: a number for each change of the path that its query writes to."""
+
 IDENTITY_NAME = "_identity.json"
 """In a checkpointLocation: the token that identifies it to a checkpoints directory elsewhere."""
 
@@ -152,6 +155,11 @@ def found_fresh_path(number: int) -> str:
 def place_path(number: int) -> str:
     """Return the path of a location's record of where its checkpoints are."""
     return f"{PLACES}/{number}"
+
+
+def output_path_path(number: int) -> str:
+    """Return the path of a note on which path a location's query writes to."""
+    return f"{OUTPUT_PATHS}/{number}"
 
 
 def id_mark_path(number: int) -> str:

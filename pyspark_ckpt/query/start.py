@@ -237,6 +237,9 @@ class QueryStart:
         location.check_place(self._spark)
         location.check_owner()
         location.check_not_emptied()
+        continues = SparkLog(location.storage).committed_epoch() is not None
+        if continues or self._settings.restore_path is None:
+            location.check_sink(self._sink_log)
         if drain_was_cut:
             self._finish_last_step()
             location.check_logs(self._sources)
@@ -248,15 +251,17 @@ class QueryStart:
         location.clear_interrupted_offsets()
         location.clear_orphaned_checksums()
         if drain_was_cut:
+            location.prepare_sink(self._sink_log, self._table)
             with self._newest_driver(location.make_query_id()) as driver:
                 self._last_epochs.finish_interrupted(driver.check)
         location.note_content()
         self._fill_location()
         self._release_parked_keys()
         location.check_watermark_policy(self._spark)
-        location.check_output_is_listed(self._sink_log)
-        location.prepare_sink(self._sink_log)
-        location.check_sink_log(self._sink_log)
+        if not self.location_is_temporary:  # which no file sink has
+            location.check_output_is_listed(self._sink_log)
+            location.prepare_sink(self._sink_log, self._table)
+            location.check_sink_log(self._sink_log)
         origin = self._read_origin()  # before Spark's query begins
         self._continues = SparkLog(location.storage).committed_epoch() is not None
         query_id = location.make_query_id()
@@ -432,6 +437,7 @@ class QueryStart:
                 former.give_way()
             files = self._files_of(query.id, query.name)
             store = claim_store(RetryingStorage(files.storage), self._settings, query.id)
+            self._location.note_sink()
             return self._coordinated(query, origin, files, store)
         except BaseException:
             # The caller would have no query to stop.

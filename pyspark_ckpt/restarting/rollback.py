@@ -33,6 +33,7 @@ from pyspark_ckpt.formats.layout import (
     checkpoint_name,
 )
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
+from pyspark_ckpt.formats.output_path import carry_used_paths
 from pyspark_ckpt.formats.place_record import write_place
 from pyspark_ckpt.formats.rolled_back import (
     read_rolled_back,
@@ -408,6 +409,7 @@ def _stage(
     request = RestoreRequest(source.path, given_names=() if names is msgspec.UNSET else names)
     plan = plan_of(source, _operators(source.metadata), request)
     new_id = write_query_id(staged)
+    carry_used_paths(location, staged)
     new_checkpoints = staged.child(CHECKPOINTS_DIRECTORY) if root is None else root.child(new_id)
     if root is not None:
         claim_directory(staged, new_checkpoints, place=location)

@@ -12,9 +12,10 @@ same way.
 
 from __future__ import annotations
 
+import math
 import re
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -22,7 +23,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
-from pyspark_ckpt.errors import ConfigurationError
+from pyspark_ckpt.errors import ConfigurationError, CorruptFileError
 from pyspark_ckpt.sessions.kind import is_connect
 from pyspark_ckpt.spark.paths import qualified_path
 from pyspark_ckpt.spark.temporary_location import may_be_temporary
@@ -33,14 +34,14 @@ DEFAULT_COMPACT_INTERVAL = 10
 _LOG = "_spark_metadata"
 _COMPACT = ".compact"
 _EMPTY_ENTRY = b"v1"
-_SINK_PATH = "a restored query needs the log of its file sink; the output path"
+_SINK_PATH = "a query that was restored needs the log of its file sink; the output path"
 
 
 class FileSinkLog:
     """The log of one output path.
 
-    Only a location that was seeded needs it. So its storage is opened when the log is first used:
-    Spark may write the output of other queries to file systems that this library does not support.
+    Its storage is opened when the log is first used: Spark may write the output of queries to file
+    systems that this library does not support.
 
     Parameters
     ----------
@@ -52,25 +53,34 @@ class FileSinkLog:
 
     def __init__(self, path: str, compact_interval: int) -> None:
         self.path = path
-        self._interval = compact_interval
+        self._setting = compact_interval
 
     @cached_property
-    def log(self) -> Storage:
-        """The directory of the log.
+    def output(self) -> Storage:
+        """The output path.
 
         Raises
         ------
         NotBuiltYetError
             If there is no storage for the scheme of the path.
         """
-        return open_storage(self.path, _SINK_PATH).child(_LOG)
+        return open_storage(self.path, _SINK_PATH)
+
+    @cached_property
+    def log(self) -> Storage:
+        """The directory of the log; the errors are those of :attr:`output`."""
+        return self.output.child(_LOG)
+
+    def oldest_epoch(self) -> int | None:
+        """Return the oldest epoch that has an entry, ``None`` if there is none."""
+        return min(self._epochs().values(), default=None)
 
     def newest_epoch(self) -> int | None:
         """Return the newest epoch that was written, ``None`` if there is none."""
         return max(self._epochs().values(), default=None)
 
     def is_fresh(self, epoch: int, begun: int | None = None) -> bool:
-        """Return whether the log has at most the entries that :meth:`fill` writes.
+        """Return whether the log has at most the entries that :meth:`fill` writes to a new one.
 
         Parameters
         ----------
@@ -79,22 +89,27 @@ class FileSinkLog:
         begun
             A later epoch that the query itself may have written.
         """
-        wanted, last = self._entries(epoch), epoch if begun is None else begun
+        last = epoch if begun is None else begun
+        wanted = _names(epoch, self._setting)
         return all(
             epoch < written <= last or (name in wanted and self.log.read(name) == _EMPTY_ENTRY)
             for name, written in self._epochs().items()
         )
 
     def reaches(self, epoch: int) -> bool:
-        """Return whether the log has an epoch, and all entries that Spark reads with it.
+        """Return whether the log has an epoch, and all entries that Spark reads with it."""
+        newest = self.newest_epoch()
+        return newest is not None and newest >= epoch and not self.lacking(epoch)
 
-        These are the newest compaction and every entry after it.
+    def lacking(self, epoch: int) -> tuple[int, ...]:
+        """Return the epochs up to this one, or to the newest, that are in no entry of the log.
+
+        What the newest compaction holds is there.
         """
         epochs = self._epochs()
-        newest = max(epochs.values(), default=-1)
-        compactions = (epochs[name] for name in epochs if name.endswith(_COMPACT))
-        needed = range(max(compactions, default=0), newest + 1)
-        return newest >= epoch and set(needed) <= set(epochs.values())
+        there = set(epochs.values())
+        last = max(epoch, max(there, default=-1))
+        return tuple(n for n in range(_newest_compaction(epochs) + 1, last + 1) if n not in there)
 
     def needed(self) -> list[str]:
         """Return the names of the entries that a reader of the path reads."""
@@ -109,22 +124,88 @@ class FileSinkLog:
         return any(not name.startswith(("_", ".")) for name in self.log.parent().list())
 
     def fill(self, epoch: int) -> None:
-        """Write empty entries for all epochs up to this one; durable."""
-        for name in self._entries(epoch):
-            if not self.log.exists(name):
-                self.log.write(name, [_EMPTY_ENTRY])
+        """Write what Spark needs to read and to continue the log behind an epoch; durable.
+
+        An epoch without an entry gets an empty one. Where Spark looks for a compaction, one is
+        written that has all entries before it: behind epochs that have no entry, and also if the
+        interval was changed. No entry is changed or removed.
+
+        Raises
+        ------
+        CorruptFileError
+            If an entry is not what Spark writes.
+        """
+        epochs = self._epochs()
+        last = max(epoch, max(epochs.values(), default=-1))
+        interval = _interval(epochs, self._setting)
+        names = _names(last, interval)
+        compaction = (last + 1) // interval * interval - 1
+        before = _newest_compaction(
+            {name: number for name, number in epochs.items() if number < compaction}
+        )
+        if before not in (-1, compaction - interval):
+            # Spark takes the difference of the last two for the interval.
+            names.insert(1, f"{compaction - interval}{_COMPACT}")
+        for name in names:
+            if name not in epochs and not self.log.exists(name):
+                number = int(name.removesuffix(_COMPACT))
+                is_compaction = name.endswith(_COMPACT)
+                self.log.write(
+                    name, self._entries_up_to(number, epochs) if is_compaction else [_EMPTY_ENTRY]
+                )
+
+    def _entries_up_to(self, epoch: int, epochs: dict[str, int]) -> Iterator[bytes]:
+        """Yield the bytes of a compaction: the version, and the lines of all entries."""
+        yield _EMPTY_ENTRY
+        there = {name: number for name, number in epochs.items() if number <= epoch}
+        first = _newest_compaction(there)
+        by_number = {
+            number: name
+            for name, number in there.items()
+            if number > first or name.endswith(_COMPACT)
+        }
+        for number in sorted(number for number in by_number if number >= first):
+            content = self.log.read(by_number[number])
+            if content != _EMPTY_ENTRY and not content.startswith(_EMPTY_ENTRY + b"\n"):
+                raise CorruptFileError(
+                    f"{self.log.url_of(by_number[number])} is not what Spark writes. Put it back, "
+                    "or give the query a new path"
+                )
+            yield content.removeprefix(_EMPTY_ENTRY)
 
     def _epochs(self) -> dict[str, int]:
         """Return the epoch of each entry by its name. Spark ignores all other names, too."""
         names = {name: name.removesuffix(_COMPACT) for name in self.log.list()}
         return {name: int(number) for name, number in names.items() if number.isdecimal()}
 
-    def _entries(self, epoch: int) -> list[str]:
-        """Return the names of the last compaction up to an epoch, and of the entries after it."""
-        first = (epoch + 1) // self._interval * self._interval - 1
-        if first < 0:
-            return [str(number) for number in range(epoch + 1)]
-        return [f"{first}{_COMPACT}", *(str(number) for number in range(first + 1, epoch + 1))]
+
+def _newest_compaction(epochs: Mapping[str, int]) -> int:
+    """Return the epoch of the newest compaction among entries, -1 if there is none."""
+    return max((epochs[name] for name in epochs if name.endswith(_COMPACT)), default=-1)
+
+
+def _names(epoch: int, interval: int) -> list[str]:
+    """Return the names of the last compaction up to an epoch, and of the entries after it."""
+    compaction = (epoch + 1) // interval * interval - 1
+    after = [str(number) for number in range(compaction + 1, epoch + 1)]
+    return after if compaction < 0 else [f"{compaction}{_COMPACT}", *after]
+
+
+def _interval(epochs: Mapping[str, int], setting: int) -> int:
+    """Return the number of epochs between two compactions, as Spark finds it in the log."""
+    found = sorted(number for name, number in epochs.items() if name.endswith(_COMPACT))
+    if not found:
+        return setting
+    epochs_until = found[-1] + 1
+    if len(found) > 1:
+        difference = found[-1] - found[-2]
+        if epochs_until % difference == 0:
+            return difference
+        return math.gcd(epochs_until, found[-2] + 1)  # a fill was interrupted between the two
+    if setting >= epochs_until // 2:
+        return epochs_until
+    fitting = (n for n in range(setting, epochs_until // 2 + 1) if epochs_until % n == 0)
+    return next(fitting, epochs_until)
 
 
 _SESSION_CATALOG = "spark_catalog"

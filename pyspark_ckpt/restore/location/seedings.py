@@ -21,6 +21,7 @@ from pyspark_ckpt.errors import CorruptFileError, FencedError, RestoreError
 from pyspark_ckpt.formats.layout import (
     CHECKPOINTS_DIRECTORY,
     IDENTITY_NAME,
+    OUTPUT_PATHS,
     OWNERS,
     PLACES,
     SEEDING_MARKER,
@@ -40,7 +41,7 @@ _BEGUN = b"begun\n"
 _ENDED = b"ended\n"
 _NOTE = b"this location is being filled before its query starts\n"
 _OF_THE_QUERY = {QUERY_ID_NAME, "offsets", "commits", "sources", STATE, CHECKPOINTS_DIRECTORY}
-_FRESH = {QUERY_ID_NAME, IDENTITY_NAME, PLACES, SEEDING_MARKER, SEEDINGS}
+_FRESH = {QUERY_ID_NAME, IDENTITY_NAME, OUTPUT_PATHS, PLACES, SEEDING_MARKER, SEEDINGS}
 """What a location has before its first epoch, and what its seedings keep there."""
 
 
@@ -159,7 +160,8 @@ class Seeding:
         """Remove what is in the location, and its query's checkpoints directory.
 
         The location's token stays, and so do the records of where its checkpoints are, because
-        their numbers grow, and savepoints, because they belong to the user.
+        their numbers grow, the notes on its output paths, and savepoints, because they belong to
+        the user.
 
         Parameters
         ----------
@@ -178,7 +180,7 @@ class Seeding:
         if checkpoints_directory is not None and query_id is not None:
             self.check()
             open_storage(checkpoints_directory).delete_directory(query_id)
-        kept = {SEEDING_MARKER, SEEDINGS, IDENTITY_NAME, PLACES}
+        kept = {SEEDING_MARKER, SEEDINGS, IDENTITY_NAME, OUTPUT_PATHS, PLACES}
         for name in [name for name in location.list() if name not in kept]:
             if has_savepoints(location, name):
                 continue

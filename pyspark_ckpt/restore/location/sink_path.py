@@ -1,62 +1,290 @@
-"""The output path of a restored query: whether it is the query's, and takes its next epochs.
+"""The output path of a query: whether it is the query's, and takes its next epochs.
 
-Spark's file sink skips an epoch that is in the path's log. A restored query continues the epoch
-numbers of another query. So two queries with one path would each lose the epochs that the other one
-has written. Therefore a restored query claims its path in the log's directory, before it fills the
-log: a file with the query's id, created exclusively. Spark ignores the file, because its name is no
-number of an epoch.
+Spark's file sink leaves out an epoch whose number is in the path's log. It then does not run the
+epoch's plan either, so that Spark commits the epoch without its state. So a query needs a path with
+epochs of its own only: two queries with one path would each lose the epochs that the other one has
+written, and so would a location that was rolled back.
+
+Therefore each query claims its path in the log's directory, before its first epoch there. A
+location notes where its epochs go. An epoch that went elsewhere gets an empty entry in the log,
+because Spark reads and compacts only a log without gaps.
+
+:func:`use_of` decides. The other functions collect what it decides by, and do what it says.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from contextlib import suppress
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import msgspec
 
-from pyspark_ckpt.errors import RestoreError
+from pyspark_ckpt.errors import (
+    CkptError,
+    ConfigurationError,
+    CorruptFileError,
+    NotBuiltYetError,
+    RestoreError,
+)
+from pyspark_ckpt.formats.metadata import Origin
 from pyspark_ckpt.formats.origin import read_origin
-from pyspark_ckpt.formats.rolled_back import read_rolled_back
-from pyspark_ckpt.formats.small_file import read_small_file
+from pyspark_ckpt.formats.output_path import (
+    UsedPath,
+    Writer,
+    add_used_path,
+    add_writer,
+    read_used_paths,
+    read_writers,
+)
+from pyspark_ckpt.formats.rolled_back import RolledBack, read_rolled_back
+from pyspark_ckpt.log_fields import library_logger
+from pyspark_ckpt.restore.location.way_back import newest_whole, way_back
 from pyspark_ckpt.spark.log import SparkLog
-from pyspark_ckpt.spark.sink import FileSinkLog
-from pyspark_ckpt.storage.open import Storage
+from pyspark_ckpt.spark.sink import FileSinkLog, TableSink
+from pyspark_ckpt.storage.open import LocalStorage, Storage, open_storage
+from pyspark_ckpt.stores.owner import resolved_path
 
-CLAIM_NAME = "_restored_query.json"
+logger = library_logger(__name__)
+
+_NONE = -1
+"""Stands for an epoch before the first."""
 
 
-class _Claim(msgspec.Struct, frozen=True, kw_only=True):
-    query_id: str
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What is at an output path.
+
+    Parameters
+    ----------
+    path
+        The path, without links.
+    given_path
+        The path as it was given, with which Spark writes the names of its files into the log.
+    oldest, newest
+        The first and last epoch that has an entry in the log, -1 if there is none.
+    is_fresh
+        Whether the log has only empty entries, such as a start writes.
+    lacking
+        The epochs since the newest compaction that have no entry, up to the newest or the query's.
+    writers
+        The queries that have claimed the path.
+    other_location
+        The location of the last of them, if it is another one than the query's, and still has it.
+    """
+
+    path: str
+    given_path: str
+    oldest: int = _NONE
+    newest: int = _NONE
+    is_fresh: bool = True
+    lacking: tuple[int, ...] = ()
+    writers: tuple[Writer, ...] = ()
+    other_location: str | None = None
 
 
-def check_fresh(sink: FileSinkLog, epoch: int) -> None:
+@dataclass(frozen=True, slots=True)
+class Continued:
+    """The query that is to write to a path, as its location has it.
+
+    Parameters
+    ----------
+    query_id
+        Its id, ``None`` if it has none yet.
+    committed, begun
+        Its newest epochs, -1 if there is none.
+    rolled_back
+        The epochs that rollbacks of the location made void.
+    used
+        Where the queries of the location have written.
+    origin
+        What it was restored from.
+    way_back
+        What brings back epochs that the location has lost and a checkpoint has.
+    """
+
+    query_id: str | None = None
+    committed: int = _NONE
+    begun: int = _NONE
+    rolled_back: tuple[RolledBack, ...] = ()
+    used: tuple[UsedPath, ...] = ()
+    origin: Origin | None = None
+    way_back: str | None = None
+
+    @property
+    def valid(self) -> dict[str, float]:
+        """The last epoch that counts, by the id of each query whose epochs the query continues."""
+        found = {each.query_id: float(each.after) for each in self.rolled_back}
+        return found if self.query_id is None else {**found, self.query_id: math.inf}
+
+    @property
+    def own_used(self) -> tuple[UsedPath, ...]:
+        """The notes of the queries whose epochs the query continues."""
+        return tuple(each for each in self.used if each.query_id in self.valid)
+
+    @property
+    def is_fork(self) -> bool:
+        """Whether the epochs up to its origin's are of a query that may run on elsewhere."""
+        return self.origin is not None and self.origin.query_id not in self.valid
+
+
+def use_of(output: Output, query: Continued) -> CkptError | None:
+    """Return why a query cannot write its next epochs to a path, ``None`` if it can."""
+    writer = output.writers[-1] if output.writers else None
+    if writer is not None and writer.query_id not in query.valid:
+        is_left = writer.location is not None and output.other_location is None
+        return None if is_left and output.newest == _NONE else _of_query(output, writer)
+    if output.other_location is not None:
+        return _of_copy(output, output.other_location)
+    if writer is not None and not output.is_fresh and writer.path not in {None, output.given_path}:
+        return _of_another_name(output, writer)
+    if writer is None and not output.is_fresh and not _is_own_of_earlier_version(output, query):
+        return _of_another_query(output)
+    if output.newest > query.begun and not (output.is_fresh and output.newest <= query.committed):
+        return _of_later_epochs(output, query)
+    if _has_void_epochs(output, query):
+        return _of_void_epochs(output)
+    written = _newest_written(output, query)
+    if output.newest > written and not output.is_fresh:
+        return _of_epochs_run_again(output, written)
+    lost = _lost(output, query)
+    return _of_lost_epochs(output, lost) if lost else None
+
+
+def _is_own_of_earlier_version(output: Output, query: Continued) -> bool:
+    """Return whether a log that nobody has claimed is the query's, from before there were claims.
+
+    The epochs before its first note may be in any path. Then the last of them is the log's newest.
+    """
+    if query.query_id is None or (query.used and not query.own_used):
+        return False
+    if query.is_fork and query.origin is not None and query.committed == query.origin.epoch:
+        return False
+    if not query.own_used:
+        return output.newest in {query.committed, query.begun}
+    first, last = query.own_used[0], query.own_used[-1]
+    return output.path == last.path or output.newest == first.after
+
+
+def _has_void_epochs(output: Output, query: Continued) -> bool:
+    """Return whether a path has epochs of its writers that a rollback made void."""
+    for number, writer in enumerate(output.writers):
+        if writer.after is None:  # an earlier version did not note who continues a path
+            continue
+        later = [each.after for each in output.writers[number + 1 :] if each.after is not None]
+        last = min([*later[:1], output.newest])
+        if last > max(writer.after, query.valid.get(writer.query_id, _NONE)):
+            return True
+    return False
+
+
+def _newest_written(output: Output, query: Continued) -> float:
+    """Return the newest epoch that a path may have, as far as the location has noted it.
+
+    That is a limit only once later epochs went elsewhere. An earlier version has noted nothing.
+    """
+    notes = query.own_used
+    if not notes or notes[-1].path == output.path:
+        return math.inf
+    here = [last for _, last, path in _written(query) if path == output.path]
+    filled = [each.after for each in notes if each.path == output.path]
+    return max([*here, *filled, notes[0].after])
+
+
+def _lost(output: Output, query: Continued) -> list[int]:
+    """Return the epochs that were written to a path and are not in its log, as far as known."""
+    if output.newest == _NONE:  # the user has cleared the output
+        return []
+    here: set[int] = set()
+    known: set[int] = set()
+    for first, last, path in _written(query):
+        epochs = {epoch for epoch in output.lacking if first <= epoch <= last}
+        known |= epochs
+        if path == output.path:
+            here |= epochs
+    unknown = set(output.lacking) - known
+    if query.is_fork and query.origin is not None:
+        unknown = {epoch for epoch in unknown if epoch > query.origin.epoch}
+    if not output.is_fresh:
+        # With an earlier version, the first epochs may have gone to another sink.
+        here |= {epoch for epoch in unknown if epoch > output.oldest}
+    return sorted(here)
+
+
+def _written(query: Continued) -> Iterator[tuple[int, float, str | None]]:
+    """Yield which epochs the location has written where: the first, the last, the path."""
+    notes = query.own_used
+    for number, note in enumerate(notes):
+        later = [each.after for each in notes[number + 1 :] if each.query_id == note.query_id]
+        ends = (query.valid[note.query_id], query.committed, *later[:1])
+        yield note.after + 1, min(ends), note.path
+
+
+def check_path(location: Storage, checkpoints: Storage | None, sink: FileSinkLog) -> None:
+    """Check that the query of a location may write to a path; writes nothing.
+
+    Parameters
+    ----------
+    location
+        The query's location.
+    checkpoints
+        Its checkpoints directory, ``None`` if it has no id yet.
+    sink
+        The log of the path.
+
+    Raises
+    ------
+    RestoreError
+        If it may not; the error says why, and what to do.
+    CorruptFileError
+        If the path's log lacks epochs that the location has written there.
+    """
+    query = continued_at(location, checkpoints)
+    if query.origin is None and _cannot_be_seen(sink) is not None:
+        return
+    _, refusal = _looked_at(sink, location, checkpoints, query)
+    if refusal is not None:
+        raise refusal
+
+
+def may_have_written(location: Storage, sink: FileSinkLog) -> bool:
+    """Return whether a location has written to a path, as far as it has noted that."""
+    query = continued_at(location, None)
+    path = resolved_path(sink.output)
+    wrote = any(each == path and last >= first for first, last, each in _written(query))
+    return wrote or not query.own_used
+
+
+def check_fresh(sink: FileSinkLog, epoch: int, location: Storage) -> None:
     """Check that a path is free for a query that is to be restored at an epoch; writes nothing.
 
     Raises
     ------
     RestoreError
-        If a query has written there, or a restored query has claimed the path.
+        If a query has written there, or has claimed the path.
     """
-    _check_claim(sink, ())
-    if not sink.is_fresh(epoch):
-        raise _of_another_query(sink)
+    query = Continued(committed=epoch)
+    refusal = use_of(output_at(sink, location, query), query)
+    if refusal is not None:
+        raise refusal
 
 
-def prepare_path(log: SparkLog, committed: int, checkpoints: Storage, sink: FileSinkLog) -> None:
-    """Claim and fill the path of a restored query, so that the sink takes its next epochs; durable.
-
-    Does nothing for a query that was not restored.
+def prepare_path(
+    location: Storage, checkpoints: Storage, sink: FileSinkLog, table: TableSink | None = None
+) -> None:
+    """Claim and fill the path of a query, so that the sink takes its next epochs; durable.
 
     Parameters
     ----------
-    log
-        Spark's log of the query's location.
-    committed
-        Its newest committed epoch.
+    location
+        The query's location; the query has an id.
     checkpoints
         The query's checkpoints directory.
     sink
         The log of the path.
+    table
+        The table that the path is of; it is made if it does not exist.
 
     Raises
     ------
@@ -64,58 +292,203 @@ def prepare_path(log: SparkLog, committed: int, checkpoints: Storage, sink: File
         If the path has the output of later epochs, as after a rollback, or of another query, or
         lacks epochs of this one. Nothing was written.
     """
-    origin, query_id = read_origin(checkpoints), log.query_id()
-    if origin is None or query_id is None:
+    query = continued_at(location, checkpoints)
+    assert query.query_id is not None  # it is given before the path is claimed
+    unseen = None if query.origin is not None else _cannot_be_seen(sink)
+    if unseen is not None:
+        logger.warning(
+            "%s: pyspark_ckpt cannot see whether another query writes there, so make sure that "
+            "none does: %s",
+            sink.path,
+            unseen,
+        )
         return
-    ids = (query_id, *(each.query_id for each in read_rolled_back(log.storage)))
-    has_claimed = _check_claim(sink, ids)
-    written, begun = sink.newest_epoch(), log.begun_epoch()
-    if written is not None and begun is not None and written > begun:
-        raise RestoreError(
-            f"{sink.path} already has the output of epochs up to {written}, but this "
-            f"location continues from epoch {begun} because it was restored from "
-            f"{origin.path}, epoch {origin.epoch}: Spark's file sink would skip the next "
-            "epochs; give the query a new path"
+    if table is not None:
+        table.make()
+    here = resolved_path(location)
+    while True:
+        output, refusal = _looked_at(sink, location, checkpoints, query)
+        if refusal is not None:
+            raise refusal
+        writer = output.writers[-1] if output.writers else None
+        claim = Writer(
+            query_id=query.query_id, location=here, path=output.given_path, after=output.newest
         )
-    is_fresh = sink.is_fresh(committed, begun)
-    if not is_fresh:
-        # Before its first epoch, only a query that was rolled back has written to a path.
-        if committed == origin.epoch and not has_claimed and origin.query_id not in ids:
-            raise _of_another_query(sink)
-        if not sink.reaches(committed):
-            raise RestoreError(
-                f"the log of {sink.path} lacks epochs up to {committed}, from which this location "
-                "continues. Spark could not read the path after its next compaction: give the "
-                "query the path that it wrote to before, or a new one"
-            )
-    _claim(sink, ids)
-    if is_fresh:
-        sink.fill(committed)
+        if writer is not None and msgspec.structs.replace(writer, after=claim.after) == claim:
+            break
+        _claim(sink, len(output.writers) + 1, claim)
+    note_path(location, query, output.path)
+    if query.committed > _NONE:
+        sink.fill(query.committed)
 
 
-def _check_claim(sink: FileSinkLog, query_ids: Collection[str]) -> bool:
-    """Return whether one of these queries has claimed a path; refuse the path of another one."""
-    if not sink.log.exists(CLAIM_NAME):
-        return False
-    holds, to_do = "the restored query that writes here", "give the query a new path or table"
-    owner = read_small_file(sink.log, CLAIM_NAME, _Claim, holds, to_do).query_id
-    if owner not in query_ids:
-        raise RestoreError(
-            f"{sink.path} is the output path of query {owner}, which was restored too. Spark's "
-            "file sink would skip epochs with the same numbers: give this query a new path or table"
-        )
-    return True
+def _looked_at(
+    sink: FileSinkLog, location: Storage, checkpoints: Storage | None, query: Continued
+) -> tuple[Output, CkptError | None]:
+    """Return what is at a path, and why the query cannot use it."""
+    output = output_at(sink, location, query)
+    refusal = use_of(output, query)
+    if refusal is not None and query.query_id is not None:
+        # A run of the query that is about to end may have begun an epoch before the second look.
+        log = SparkLog(location)
+        begun, committed = log.begun_epoch(), log.committed_epoch()
+        newest = max(query.begun, *(each for each in (begun, committed) if each is not None), -1)
+        query = replace(query, begun=newest)
+        source = None if checkpoints is None else newest_whole(checkpoints)
+        if source is not None and source.metadata.epoch >= output.newest > newest:
+            query = replace(query, way_back=way_back(location, checkpoints))
+        refusal = use_of(output, query)
+    return output, refusal
 
 
-def _claim(sink: FileSinkLog, query_ids: tuple[str, ...]) -> None:
-    """Let no other restored query write to the path; the first of the ids is the query's own."""
-    with suppress(FileExistsError):
-        sink.log.write(CLAIM_NAME, [msgspec.json.encode(_Claim(query_id=query_ids[0]))])
-    _check_claim(sink, query_ids)
+def _claim(sink: FileSinkLog, number: int, claim: Writer) -> None:
+    """Let no other query write to the path, unless one has claimed it meanwhile."""
+    add_writer(sink.log, number, claim)
 
 
-def _of_another_query(sink: FileSinkLog) -> RestoreError:
+def note_path(location: Storage, query: Continued, path: str | None) -> None:
+    """Note in a location where its epochs go from now on; durable. ``None`` is no file sink."""
+    assert query.query_id is not None  # it is given before
+    last = query.used[-1] if query.used else None
+    if last is None or (last.query_id, last.path) != (query.query_id, path):
+        used = UsedPath(query_id=query.query_id, after=query.committed, path=path)
+        add_used_path(location, len(query.used) + 1, used)
+
+
+def continued_at(location: Storage, checkpoints: Storage | None) -> Continued:
+    """Return the query that a location continues."""
+    log = SparkLog(location)
+    committed, begun = log.committed_epoch(), log.begun_epoch()
+    epochs = [_NONE if epoch is None else epoch for epoch in (committed, begun)]
+    return Continued(
+        query_id=log.query_id(),
+        committed=epochs[0],
+        begun=max(epochs),
+        rolled_back=read_rolled_back(location),
+        used=read_used_paths(location),
+        origin=None if checkpoints is None else read_origin(checkpoints),
+    )
+
+
+def output_at(sink: FileSinkLog, location: Storage, query: Continued) -> Output:
+    """Return what is at an output path, for a query that is to write there."""
+    oldest, newest = sink.oldest_epoch(), sink.newest_epoch()
+    writers = read_writers(sink.log)
+    other = None
+    if writers and writers[-1].location is not None:
+        other = _other_location(writers[-1], writers[-1].location, location)
+    paths = resolved_path(sink.output), sink.output.hadoop_url
+    if oldest is None or newest is None:
+        return Output(*paths, writers=writers, other_location=other)
+    begun = None if query.begun <= query.committed else query.begun
+    return Output(
+        *paths,
+        oldest,
+        newest,
+        is_fresh=sink.is_fresh(query.committed, begun),
+        lacking=sink.lacking(query.committed),
+        writers=writers,
+        other_location=other,
+    )
+
+
+def _other_location(writer: Writer, path: str, here: Storage) -> str | None:
+    """Return the path of a writer's location, if it is not `here` and still has the query."""
+    if path == resolved_path(here):
+        return None
+    try:
+        there = open_storage(path)
+        if SparkLog(there).query_id() != writer.query_id:
+            return None
+        if isinstance(there, LocalStorage) and isinstance(here, LocalStorage):
+            return None if Path(path).samefile(here.root) else path
+    except FileNotFoundError:
+        return None
+    except (CkptError, OSError):  # nobody knows what is there
+        return path
+    return path
+
+
+def _cannot_be_seen(sink: FileSinkLog) -> Exception | None:
+    """Return why the library does not reach a path, which Spark may have on any file system."""
+    try:
+        sink.log.list()
+    except (NotBuiltYetError, ConfigurationError, OSError) as exc:
+        return exc
+    return None
+
+
+_SKIPS = "Spark's file sink leaves out epochs whose numbers it has"
+
+
+def _of_query(output: Output, writer: Writer) -> CkptError:
+    of = "" if writer.location is None else f", whose location is {writer.location}"
     return RestoreError(
-        f"{sink.path} already has the output of another query. Spark's file sink would "
-        "skip epochs with the same numbers: give the restored query a new path or table"
+        f"{output.path} is the output path of another query: query {writer.query_id}{of}. "
+        f"{_SKIPS}, so two queries with one path lose epochs: give this query a new path or table. "
+        "If nobody needs that query and its output, you can delete the path instead"
+    )
+
+
+def _of_copy(output: Output, other: str) -> CkptError:
+    return RestoreError(
+        f"{output.path} is the output path of the location {other}, of which this location may be "
+        f"a copy. {_SKIPS}, so two locations with one path lose epochs: give this query a new path "
+        f"or table. If this location takes the place of {other}, move that one away first"
+    )
+
+
+def _of_another_name(output: Output, writer: Writer) -> CkptError:
+    return RestoreError(
+        f"{output.given_path} has the output that this query has written as {writer.path}. Spark "
+        "finds only files that were written with the name by which a path is read, so readers "
+        f"would miss rows: give the query the path {writer.path}, or a new path or table"
+    )
+
+
+def _of_another_query(output: Output) -> CkptError:
+    return RestoreError(
+        f"{output.path} already has the output of another query, epochs up to {output.newest}. "
+        f"{_SKIPS}: give the query a new path or table. If nobody needs that output, you can "
+        "delete the path instead"
+    )
+
+
+def _of_later_epochs(output: Output, query: Continued) -> CkptError:
+    last = "its first epoch" if query.begun == _NONE else f"epoch {query.begun}"
+    restored, to_do = "", "Give the query a new path or table"
+    if query.way_back is not None:
+        to_do = f"{query.way_back}, or give the query a new path or table"
+    if query.origin is not None:
+        restored = f" because it was restored from {query.origin.path}, epoch {query.origin.epoch}"
+    return RestoreError(
+        f"{output.path} already has the output of epochs up to {output.newest}, but this "
+        f"location continues from {last}{restored}: {_SKIPS}, and so would leave out the next "
+        f"ones. {to_do}"
+    )
+
+
+def _of_void_epochs(output: Output) -> CkptError:
+    return RestoreError(
+        f"{output.path} has the output of epochs that a rollback of this location made void, so "
+        "it would not be the output of this query: give the query the path that it wrote to "
+        "before, or a new path or table"
+    )
+
+
+def _of_epochs_run_again(output: Output, written: float) -> CkptError:
+    return RestoreError(
+        f"{output.path} has the output of epochs up to {output.newest}, of which this location has "
+        f"written those up to {written:.0f} there. The others were run again elsewhere, as after "
+        "a backup of the location was put back: give the query the path that it wrote to before, "
+        "or a new path or table"
+    )
+
+
+def _of_lost_epochs(output: Output, lost: list[int]) -> CkptError:
+    shown = ", ".join(map(str, lost[:10])) + (", ..." if len(lost) > 10 else "")
+    return CorruptFileError(
+        f"the log of {output.path} lacks epochs that this location has written there, or may have: "
+        f"{shown}. Spark could not read the path after its next compaction. Put the files back "
+        "into its _spark_metadata, or give the query a new path or table"
     )

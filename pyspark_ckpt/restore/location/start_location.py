@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 
 from pyspark.sql import SparkSession
@@ -44,15 +45,21 @@ from pyspark_ckpt.restore.location.seedings import (
     settle_seedings,
     take_over_unnumbered,
 )
-from pyspark_ckpt.restore.location.sink_path import check_fresh, prepare_path
+from pyspark_ckpt.restore.location.sink_path import (
+    Continued,
+    check_fresh,
+    check_path,
+    continued_at,
+    may_have_written,
+    note_path,
+    prepare_path,
+)
 from pyspark_ckpt.restore.location.way_back import (
     damaged_location,
     damaged_sink,
     lost_metadata,
     lost_operator,
-    newest_whole,
     query_id_at,
-    way_back,
 )
 from pyspark_ckpt.restore.plan import RestoreRequest, plan_of_request
 from pyspark_ckpt.restore.seeding import seed, write_query_id
@@ -118,6 +125,7 @@ class StartLocation:
         self._place = CheckpointsPlace.of_setting(storage, checkpoints_directory)
         self._place_number: int | None = None
         self._is_place_new = False
+        self._noted_late: Continued | None = None
 
     @classmethod
     def of(
@@ -314,45 +322,28 @@ class StartLocation:
             return
         written, origin = found
         continues = origin is None or origin.epoch != self._committed_epoch
-        if written is None and continues and file_sink.has_files():
+        may_have = continues and may_have_written(self.storage, file_sink)
+        if written is None and may_have and file_sink.has_files():
             raise damaged_sink(file_sink, Damage(file_sink.log.url, "is missing"))
 
     def check_sink_log(self, file_sink: FileSinkLog | None) -> None:
-        """Check that Spark's readers can read the output path, and that it is not ahead.
+        """Check that Spark's readers can read the output path.
 
-        Spark writes on into a path whose log lacks entries, and nobody can read the path. It skips
-        the epochs that are in the log, also those that the location has lost and runs again with
-        other rows. Called when the path is prepared.
+        Spark writes on into a path whose log lacks entries, and nobody can read the path. Called
+        when the path is prepared.
 
         Raises
         ------
         CorruptFileError
             If entries of the log are missing or damaged.
-        RestoreError
-            If the log has epochs that the location has not begun.
         """
         found, committed = self._written(file_sink), self._committed_epoch
         if file_sink is None or found is None or committed is None:
             return
-        written, origin = found
+        written, _ = found
         damage = None if written is None else damaged_sink_log(file_sink, committed)
         if damage is not None:
             raise damaged_sink(file_sink, damage)
-        begun, query_id = self._log.begun_epoch(), self._log.query_id()
-        if origin is not None or written is None or begun is None or query_id is None:
-            return
-        if written > begun:
-            checkpoints = self.checkpoints(query_id)
-            newest = newest_whole(checkpoints)
-            to_do = "Give the query a new path"
-            if newest is not None and newest.metadata.epoch >= written:
-                to_do = f"{way_back(self.storage, checkpoints)}, or give the query a new path"
-            raise RestoreError(
-                f"{file_sink.path} has the output of epochs up to {written}, and "
-                f"{self.storage.url} has only those up to {begun}: it has lost files or is an "
-                "older copy, or another query wrote to the path. Spark's file sink would skip the "
-                f"epochs with these numbers, and their rows. {to_do}"
-            )
 
     def _written(self, file_sink: FileSinkLog | None) -> tuple[int | None, Origin | None] | None:
         """Return the newest epoch at an output path, and what the location was restored from.
@@ -610,7 +601,7 @@ class StartLocation:
         self._check_outside(plan.path)
         logger.info("%s", plan)
         if file_sink is not None:
-            check_fresh(file_sink, plan.epoch)
+            check_fresh(file_sink, plan.epoch, self.storage)
         seeding = begin_seeding(self.storage)
         try:
             seeding.clear(self._checkpoints_directory)
@@ -718,14 +709,41 @@ class StartLocation:
             self.claim_directory()
         return query_id
 
-    def prepare_sink(self, file_sink: FileSinkLog | None) -> None:
-        """Claim and fill the log of the file sink, if the location was restored.
+    def check_sink(self, file_sink: FileSinkLog | None) -> None:
+        """Check that the query may write to the path of its file sink; writes nothing.
+
+        A query that is about to be restored has its own check (:meth:`restore`). The errors are
+        those of :func:`~pyspark_ckpt.restore.location.sink_path.check_path`.
+        """
+        if file_sink is not None and not self._is_half_seeded:
+            query_id = self._log.query_id()
+            checkpoints = None if query_id is None else self.checkpoints(query_id)
+            check_path(self.storage, checkpoints, file_sink)
+
+    def prepare_sink(self, file_sink: FileSinkLog | None, table: TableSink | None = None) -> None:
+        """Claim and fill the path of the file sink, and note where the query's epochs go.
 
         The errors are those of :func:`~pyspark_ckpt.restore.location.sink_path.prepare_path`.
         """
-        query_id, committed = self._log.query_id(), self._committed_epoch
-        if file_sink is not None and query_id is not None and committed is not None:
-            prepare_path(self._log, committed, self.checkpoints(query_id), file_sink)
+        self._noted_late = None
+        if file_sink is not None:
+            query_id = self.make_query_id()
+            prepare_path(self.storage, self.checkpoints(query_id), file_sink, table)
+            return
+        query = continued_at(self.storage, None)
+        if query.used or query.begun >= 0:
+            note_path(self.storage, query, None)
+        else:
+            self._noted_late = query
+
+    def note_sink(self) -> None:
+        """Note that the first epochs go to another sink than a file sink, once they may begin.
+
+        A start that Spark refuses leaves a fresh location fresh.
+        """
+        if self._noted_late is not None:
+            query = replace(self._noted_late, query_id=self._log.query_id())
+            note_path(self.storage, query, None)
 
     @property
     def _is_half_seeded(self) -> bool:

@@ -59,25 +59,71 @@ def test_a_path_is_fresh_until_something_else_is_written(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("names", "reaches"),
+    ("names", "epoch", "lacking"),
     [
-        ("0 1 2 3", True),
-        ("0 1 2 3 4", True),
-        ("2.compact 3", True),
-        ("1 2.compact 3 4 5.compact", True),
-        ("2.compact 4.compact", True),  # Spark has deleted entries before its compaction
-        ("", False),
-        ("0 1 2", False),
-        ("0 1 3", False),
-        ("1 2 3", False),
-        ("2.compact 4", False),
+        ("0 1 2 3", 3, ()),
+        ("0 1 2 3 4", 3, ()),
+        ("2.compact 3", 3, ()),
+        ("1 2.compact 3 4 5.compact", 3, ()),
+        ("2.compact 4.compact", 3, ()),  # Spark has deleted entries before its compaction
+        ("0 1 2", 3, (3,)),
+        ("0 1 3", 3, (2,)),
+        ("1 2 3", 3, (0,)),
+        ("2.compact 4", 6, (3, 5, 6)),
     ],
 )
-def test_spark_reads_the_newest_compaction_and_all_after_it(
-    tmp_path: Path, names: str, reaches: bool
+def test_what_a_log_lacks(tmp_path: Path, names: str, epoch: int, lacking: tuple[int, ...]) -> None:
+    """Spark reads the newest compaction and all entries after it."""
+    write(tmp_path, names)
+    assert FileSinkLog(str(tmp_path), 3).lacking(epoch) == lacking
+
+
+@pytest.mark.parametrize(
+    ("names", "interval", "epoch", "written", "all_in"),
+    [
+        ("0 1", 10, 4, "2 3 4", ""),
+        ("2 3", 10, 4, "0 1 4", ""),  # the first epochs went to another sink
+        ("0 1 3", 10, 4, "2 4", ""),
+        ("0 1", 3, 4, "2.compact 3 4", "2.compact"),
+        ("0 1 2.compact 3", 3, 7, "5.compact 6 7", "5.compact"),
+        ("0 1 2.compact 3", 3, 15, "11.compact 14.compact 15", "11.compact 14.compact"),
+        ("2.compact 5.compact 6", 10, 9, "8.compact 9", "8.compact"),  # Spark goes by the log
+        ("0 1 2 3 4 5", 3, 5, "5.compact", "5.compact"),  # written with a longer interval
+        ("9.compact 10", 3, 12, "11 12", ""),  # the interval is five: twice five is ten
+        ("9.compact 10", 3, 14, "14.compact", "14.compact"),
+        ("9.compact 29.compact", 10, 31, "19.compact 30 31", "19.compact"),  # was interrupted
+    ],
+)
+def test_a_log_with_gaps_is_continued(
+    tmp_path: Path, names: str, interval: int, epoch: int, written: str, all_in: str
 ) -> None:
-    entries = tmp_path / "_spark_metadata"
+    """No row is lost: a compaction has the lines of all entries before it."""
+    entries = write(tmp_path, names)
+    lines = {name: f'{{"of":"{name}"}}' for name in names.split()}
+    log = FileSinkLog(str(tmp_path), interval)
+    log.fill(epoch)
+    new = {path.name: path.read_text() for path in entries.iterdir() if path.name not in lines}
+    new.pop("_a_note")
+    assert set(new) == set(written.split())
+    numbers = {name: int(name.removesuffix(".compact")) for name in lines}
+    for name in new:
+        last = int(name.removesuffix(".compact"))
+        there = {each: number for each, number in numbers.items() if number <= last}
+        first = max((there[each] for each in there if each.endswith(".compact")), default=0)
+        kept = [
+            each for each in sorted(there, key=lambda each: there[each]) if there[each] >= first
+        ]
+        wanted = [lines[each] for each in kept] if name in all_in.split() else []
+        assert new[name].split("\n") == ["v1", *wanted]
+    before = sorted(entries.iterdir())
+    log.fill(epoch)
+    assert sorted(entries.iterdir()) == before
+
+
+def write(path: Path, names: str) -> Path:
+    entries = path / "_spark_metadata"
     entries.mkdir()
-    for name in ["_a_note", *names.split()]:
-        (entries / name).touch()
-    assert FileSinkLog(str(tmp_path), 3).reaches(3) is reaches
+    (entries / "_a_note").touch()
+    for name in names.split():
+        (entries / name).write_text(f'v1\n{{"of":"{name}"}}')
+    return entries
