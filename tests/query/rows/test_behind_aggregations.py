@@ -80,13 +80,6 @@ def whole_windows(rows: DataFrame) -> DataFrame:
     return counts.select("window", "k", F.col("count").alias("count_"), F.col("window.end"))
 
 
-def sessions(rows: DataFrame) -> DataFrame:
-    counts = rows.groupBy(F.session_window("ts", "2 seconds"), "k").agg(F.sum("v").alias("count"))
-    return counts.select(
-        "session_window", "k", F.col("count").alias("count_"), "session_window.end"
-    )
-
-
 def aggregated_twice(rows: DataFrame) -> DataFrame:
     first = rows.dropDuplicates(["k", "v", "ts"]).groupBy(F.window("ts", "2 seconds"), "k").count()
     again = first.select("k", F.window_time("window").alias("ts"))
@@ -100,7 +93,6 @@ def counted_again(rows: DataFrame) -> DataFrame:
 PLANS: dict[str, Callable[[DataFrame, Operator], DataFrame]] = {
     "whole windows": lambda rows, operator: operator(whole_windows(rows), "op"),
     "windows": lambda rows, operator: operator(windows(rows), "op"),
-    "sessions": lambda rows, operator: operator(sessions(rows), "op"),
     "twice": lambda rows, operator: operator(aggregated_twice(rows), "op"),
     "between": lambda rows, operator: counted_again(operator(windows(rows), "op")),
     "two": lambda rows, operator: operator(
@@ -117,7 +109,11 @@ PLANS: dict[str, Callable[[DataFrame, Operator], DataFrame]] = {
     ],
 )
 def test_as_with_sparks_own(spark: SparkSession, tmp_path: Path, plan: str) -> None:
-    """Late rows, an epoch without progress, timers and a restart are among them."""
+    """Late rows, an epoch without progress, timers and a restart are among them.
+
+    Not sessions: Spark 4.3 fails in its own transformWithState behind them ("Can only upgrade
+    readStore to writeStore"). `test_native_operators.py` has them before this library's operator.
+    """
     with session_conf(spark, {PROVIDER: ROCKSDB}):
         wanted = epochs_of(spark, tmp_path, sparks, PLANS[plan])
         found = epochs_of(spark, tmp_path, ours, PLANS[plan], is_ours=True)
