@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from pyspark_ckpt.checkpoint.query_files import QueryFiles
-from pyspark_ckpt.errors import ConfigurationError
+from pyspark_ckpt.errors import ConfigurationError, RestoreError
 from pyspark_ckpt.operator.descriptor import decode_descriptor, encode_descriptor
 from pyspark_ckpt.query.coordinator import CheckpointCoordinator
 from pyspark_ckpt.query.query import CheckpointedQuery
@@ -31,7 +31,8 @@ from pyspark_ckpt.settings import Settings
 from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.spark.operators import StatefulOperators
 from pyspark_ckpt.spark.session import why_ended
-from pyspark_ckpt.storage.open import open_storage
+from pyspark_ckpt.storage.open import Storage, open_storage
+from pyspark_ckpt.stores.owner import resolved_path
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +101,29 @@ def former_run(query_id: str) -> CheckpointCoordinator | None:
     with _guard:
         known = _known.get(query_id)
     return None if known is None else known.coordinator
+
+
+def check_no_copy_runs(location: Storage, query_id: str | None) -> None:
+    """Refuse a location whose copy runs in this process; Spark would end that run for this one.
+
+    A copy of a location has the same query id, by which Spark knows its runs.
+
+    Raises
+    ------
+    RestoreError
+        If a query with the id runs at another location.
+    """
+    former = None if query_id is None else former_run(query_id)
+    if former is None or former.has_ended:
+        return
+    other = former.files.spark_log.storage
+    if resolved_path(other) != resolved_path(location):
+        raise RestoreError(
+            f"{location.url}: query {query_id} runs at {other.url}, and one of these locations is "
+            "a copy of the other one. Spark runs a query once in an application. Stop the query at "
+            f"{other.url} first, or start this one at a fresh checkpointLocation with "
+            f"restoreFrom(a savepoint or chk-N of {location.url})"
+        )
 
 
 def check_name(spark: SparkSession, name: str | None, query_id: str | None) -> None:

@@ -32,7 +32,13 @@ from pyspark_ckpt.operator.descriptor import (
 from pyspark_ckpt.operator.plan.output_mode import plan_error
 from pyspark_ckpt.operator.plan.parallelism import report_parallelism
 from pyspark_ckpt.operator.quarantine.releases import BEFORE_ALL, Release, ReleaseFiles
-from pyspark_ckpt.query.attaching import StartedQuery, check_name, former_run, remember
+from pyspark_ckpt.query.attaching import (
+    StartedQuery,
+    check_name,
+    check_no_copy_runs,
+    former_run,
+    remember,
+)
 from pyspark_ckpt.query.coordinator import CheckpointCoordinator
 from pyspark_ckpt.query.failure import library_errors
 from pyspark_ckpt.query.query import CheckpointedQuery
@@ -226,7 +232,10 @@ class QueryStart:
 
     def _run(self) -> CheckpointedQuery:
         location = self._location
-        check_name(self._spark, self._spark_query.name, readable_query_id(location.storage))
+        known_id = readable_query_id(location.storage)
+        check_name(self._spark, self._spark_query.name, known_id)
+        if self._continued is None:
+            check_no_copy_runs(location.storage, known_id)
         self._check_storages()
         check_reporters(self._settings)
         location.check_not_half_rolled_back()

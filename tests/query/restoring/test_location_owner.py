@@ -66,6 +66,27 @@ def test_a_copied_location_takes_nothing_from_the_original(job: Job) -> None:
         copy.run()
 
 
+def test_a_copy_does_not_end_the_run_of_its_original(job: Job) -> None:
+    """Spark ends the run that has the id of a query that starts, at whatever location."""
+    job.feed.add(events_of(0))
+    with job.running() as query:
+        query.processAllAvailable()
+        newest = query.triggerCheckpoint().path
+        copy = copied(job, "copy", "copy-out")
+        with pytest.raises(ckpt.RestoreError, match="is a copy of the other") as refusal:
+            copy.start()
+        assert str(job.location_path) in str(refusal.value)
+        fork = job.but(location="fork", out="fork-out")
+        job.feed.add(events_of(1))
+        fork.run(restore=newest)
+        query.processAllAvailable()
+    assert job.result() == expected(job.feed.rows)
+    assert len(fork.result()) == len(events_of(1))
+    job.feed.add(events_of(2))
+    copy.run()  # the original has ended
+    assert len(copy.result()) == len([*events_of(1), *events_of(2)])
+
+
 @pytest.mark.wide
 def test_copies_of_a_location_of_0_1_0(job: Job) -> None:
     """It has no identity: the copy that starts first owns the checkpoints, the other is refused."""
