@@ -27,9 +27,13 @@ class Spark:
             resolvedCheckpointRoot=lambda: str(location), sparkSessionForStream=lambda: own
         )
         self.query = SimpleNamespace(
-            id="id", stop=self.stop, _jsq=SimpleNamespace(streamingQuery=lambda: execution)
+            id="id",
+            runId="run",
+            stop=self.stop,
+            _jsq=SimpleNamespace(streamingQuery=lambda: execution),
         )
         self.conf = SimpleNamespace(get=lambda _key: None)
+        self.sparkContext = SimpleNamespace(_gateway=None)  # no thread of Py4J's to end
         self.streams = SimpleNamespace(
             addListener=self.listeners.append,
             removeListener=self.listeners.remove,
