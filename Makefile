@@ -10,7 +10,7 @@ export PYSPARK_DRIVER_PYTHON := $(PYSPARK_PYTHON)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-further test-all hand-over conformance conformance-ci conformance-all notebooks soak reach simulate simulate-breaks fuzz mutate torture matrix golden bench bench-peers lint format jar settings metrics reference plots docs java clean
+.PHONY: help setup demo test test-further test-all hand-over conformance conformance-ci conformance-all notebooks soak reach lives simulate simulate-breaks fuzz mutate torture matrix golden bench bench-peers lint format jar settings metrics reference plots docs java clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -63,6 +63,10 @@ soak: $(CLASSES) ## Run the long tests, twenty kills and more, two modules at a 
 
 reach: $(VENV)/.dev java ## Run the long tests with other systems: storages, brokers, tables; an hour if two at a time
 	$(BIN)/python -m pytest -m reach -o faulthandler_timeout=5400 $(ARGS)
+
+WALKS ?= 1-20
+lives: $(VENV)/.dev java ## Walk at random over the lives of queries on real Spark, two minutes a walk; WALKS=1-20
+	$(BIN)/python -m tests.lives.run $(WALKS) $(ARGS)
 
 SEEDS ?= 1-1000
 simulate: $(VENV)/.dev ## Simulate histories of faults, two processes, a few minutes; SEEDS=1-1000

@@ -1,0 +1,22 @@
+"""Walks over the lives of queries; `make lives` runs more of them, and longer ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.lives.walk import Walk
+
+SEEDS = [
+    (1, 12),
+    *[pytest.param(seed, 25, marks=pytest.mark.further) for seed in (2, 3)],
+    *[pytest.param(seed, 40, marks=pytest.mark.soak) for seed in range(100, 150)],
+]
+
+
+@pytest.mark.own_jvm
+@pytest.mark.parametrize(("seed", "steps"), SEEDS)
+def test_a_walk(tmp_path: Path, seed: int, steps: int) -> None:
+    """Whatever a query goes through, it runs exactly, or says what to do, and that works."""
+    Walk(tmp_path / "walk", seed).run(steps)
