@@ -41,13 +41,24 @@ class Feed:
             counts[key] += 1
             self._file_of[row_id] = self.end
             rows.append((key, counts[key], row_id))
-        hidden = self.path / f".{self.end:05}.json"
+        hidden = self.path / f".{self.end:05}.tmp"
         lines = [json.dumps({"k": key, "id": row_id}) + "\n" for key, _, row_id in rows]
         hidden.write_text("".join(lines))
         os.utime(hidden, (1_700_000_000 + self.end, 1_700_000_000 + self.end))
-        hidden.rename(self.path / f"{self.end:05}.json")
+        hidden.rename(self._file(self.end))
         self._rows.append(rows)
         self._counts.append(counts)
+
+    def hide(self, position: int) -> None:
+        """Take a file away, as a rule that deletes old input does."""
+        self._file(position).rename(self._file(position).with_name(f"_{position:05}.json"))
+
+    def show(self, position: int) -> None:
+        """Put a file back."""
+        self._file(position).with_name(f"_{position:05}.json").rename(self._file(position))
+
+    def _file(self, position: int) -> Path:
+        return self.path / f"{position:05}.json"
 
     def rows(self, begin: int, end: int) -> Counter[OutputRow]:
         """Return what the files from one position to another have to become."""

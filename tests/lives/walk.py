@@ -329,6 +329,8 @@ class Walk:
         place = self._chance.choice(self._can_roll_back())
         target = self._chance.choice(self._present(place.checkpoints))
         before = copy.deepcopy(place)
+        if self._chance.random() < 0.2:
+            self._check_input_is_needed(place, target)
         kept = self._rolled_back(place, Path(target.path).name)
         self._note(f"   {place.name} is back at {target.position}; kept: {kept}")
         place.checkpoints = []
@@ -353,6 +355,25 @@ class Walk:
         )
         place.was_killed = False
         return kept
+
+    def _check_input_is_needed(self, place: Place, target: Saved) -> None:
+        """Go back over a file that is gone, which has to be refused; then put it back."""
+        to_come = range(target.position, place.position)
+        if not to_come or any(each.position <= to_come[-1] for each in self._running()):
+            return
+        gone = self._chance.choice(to_come)
+        self._note(f"   input file {gone} is gone")
+        self._feed.hide(gone)
+        try:
+            kept = self._rolled_back(place, Path(target.path).name)
+        except DriverError as exc:
+            if not exc.is_ours or f"{gone:05}.json" not in exc.text:
+                raise
+            self.done["refused: input is gone"] += 1
+        else:
+            raise FaultError(f"{place.name}: rolled back over input that is gone; kept: {kept}")
+        finally:
+            self._feed.show(gone)
 
     def _can_undo(self) -> list[Place]:
         return [each for each in self._stopped() if each.kept]
