@@ -61,7 +61,8 @@ def duration_ms(given: Any) -> int:
     Raises
     ------
     ValueError
-        If it is none, is not whole, or does not fit 64 bits; says which.
+        If it is none, is not whole, or is not above 0; says which. One that is longer than 64 bits
+        of milliseconds never ends.
     """
     if isinstance(given, np.timedelta64):
         milliseconds = _whole(_of_numpy(given, "timedelta"), given)
@@ -73,7 +74,7 @@ def duration_ms(given: Any) -> int:
         milliseconds = _integer(given, "duration")
     if milliseconds <= 0:
         raise ValueError("it is not above 0")
-    return _in_64_bits(milliseconds)
+    return milliseconds
 
 
 def whole_instants_ms(given: Numbers) -> Numbers | None:

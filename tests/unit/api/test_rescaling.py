@@ -13,6 +13,7 @@ from pyspark_ckpt.api import rescaling
 from pyspark_ckpt.restarting.rules import RescaleRules
 from pyspark_ckpt.restarting.turn import Turn
 
+RUNNING = SimpleNamespace(sc=lambda: SimpleNamespace(isStopped=lambda: False))
 REPORT = {
     "batchId": 1,
     "durationMs": {"triggerExecution": 99_000, "addBatch": 1},
@@ -69,7 +70,7 @@ def test_a_look_that_fails_ends_no_rules(
     query: Any = SimpleNamespace(
         id="q",
         isActive=True,
-        _spark=SimpleNamespace(sparkContext=SimpleNamespace(_jsc=object())),
+        _spark=SimpleNamespace(sparkContext=SimpleNamespace(_jsc=RUNNING)),
         _query=Run(runId="r"),
         _turn=Turn("q"),
         _restart=restart,

@@ -59,7 +59,10 @@ EVENT_TTLS = [ttl for ttl in TTLS if ttl is not None and ttl.time == "event"]
 
 @dataclass
 class Entry:
-    """A value by field name, and when it was written in which time."""
+    """A value by field name, and when it was written in which time.
+
+    It keeps the fields that the schema had when it was written, also while a schema lacks them.
+    """
 
     fields: dict[str, Any]
     time: str | None = None
@@ -165,9 +168,6 @@ class StatesMachine(RuleBasedStateMachine):
     def change_the_schema(self, schema: tuple[str, ...]) -> None:
         self.end()
         self.model.schema = schema
-        for container, place in self.model.keyed():
-            entry = container[place]
-            entry.fields = {name: entry.fields.get(name) for name in schema}
         self.begin(self.model.ttl)
 
     @rule()
@@ -192,9 +192,6 @@ class StatesMachine(RuleBasedStateMachine):
         committed, _ = self.committed
         self.model = copy.deepcopy(committed)
         self.model.schema = schema
-        for container, place in self.model.keyed():
-            entry = container[place]
-            entry.fields = {name: entry.fields.get(name) for name in schema}
         self.begin(ttl)
 
     @rule()
@@ -225,7 +222,7 @@ class StatesMachine(RuleBasedStateMachine):
         ttl = self.model.ttl
         if is_read and ttl is not None and ttl.update == "OnReadAndWrite":
             entry.time, entry.written_ms = ttl.time, self.time_ms
-        return tuple(entry.fields[name] for name in self.model.schema)
+        return tuple(entry.fields.get(name) for name in self.model.schema)
 
     def drawn(self, number: int | None, text: str | None) -> tuple[Entry, Value]:
         every = {"n": number, "s": text, "d": None if number is None else number / 2}
