@@ -44,6 +44,7 @@ from pyspark_ckpt.restore.location.way_back import newest_whole, way_back
 from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.spark.sink import FileSinkLog, TableSink
 from pyspark_ckpt.storage.open import LocalStorage, Storage, open_storage
+from pyspark_ckpt.storage.retrying import RetryingStorage
 from pyspark_ckpt.stores.owner import resolved_path
 
 logger = library_logger(__name__)
@@ -366,7 +367,7 @@ def continued_at(location: Storage, checkpoints: Storage | None) -> Continued:
         begun=max(epochs),
         rolled_back=read_rolled_back(location),
         used=read_used_paths(location),
-        origin=None if checkpoints is None else read_origin(checkpoints),
+        origin=None if checkpoints is None else read_origin(RetryingStorage(checkpoints)),
     )
 
 

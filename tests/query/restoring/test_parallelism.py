@@ -52,7 +52,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
 def test_parallelism_is_not_set(job: Job, caplog: pytest.LogCaptureFixture) -> None:
     """It comes from the cores, and one log line says so; plain queries keep Spark's default."""
     job.feed.add(events_of(0))
-    with nobody_set_it(job.spark), caplog.at_level(logging.WARNING, "pyspark_ckpt"):
+    with nobody_set_it(job.spark), caplog.at_level(logging.INFO, "pyspark_ckpt"):
         query = job.run()
         assert job.spark.conf.get(PARTITIONS) == "200"
         (line,) = lines(caplog)

@@ -254,7 +254,6 @@ def test_a_rollback_that_fails_leaves_what_the_later_one_stages(
     """The first fails while the second is about to exchange the content."""
     outside = str(job.base / "outside") if is_outside else None
     job, names, location = three_epochs(job.using({CHECKPOINT_DIR: outside} if outside else {}))
-    monkeypatch.setattr(rolling_back, "_session", lambda: job.spark)  # of another thread, too
     seed, exchange = rolling_back.seed, rolling_back.exchange
     staged, has_failed = threading.Event(), threading.Event()
 
