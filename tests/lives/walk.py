@@ -76,6 +76,8 @@ class Place:
     checkpoints: list[Saved] = field(default_factory=list)
     kept: dict[str, Place] = field(default_factory=dict)
     query: str = ""
+    query_id: str = ""
+    """By which Spark knows its runs; a copy of the location has the same one."""
 
     @property
     def name(self) -> str:
@@ -600,9 +602,21 @@ class Walk:
         changes: dict[str, Any] = {"out": self._fresh("out")} if place.needs_new_output else {}
         if restore is not None:
             changes |= {"restore": restore, "claim": claim}
+        self._stop_running_copy(place, changes)
         if not self._try_to_start(place, changes):
             raise FaultError(f"{place.name} cannot be started: {self.trace[-1]}")
         self._settle(place)
+
+    def _stop_running_copy(self, place: Place, changes: Mapping[str, Any]) -> None:
+        """Stop what was copied from a location, or it from: Spark has one run of an id."""
+        for each in self._running():
+            if each.query_id == place.query_id != "" and each.driver == place.driver:
+                if self._try_to_start(place, changes):
+                    raise FaultError(f"{place.name} was started beside its copy {each.name}")
+                self._settle(each)
+                self._driver(each.driver).call("stop", name=each.query)
+                self._has_ended(each)
+                return
 
     def _try_to_start(self, place: Place, changes: Mapping[str, Any]) -> bool:
         """Start a query; return whether the library took it."""
@@ -624,7 +638,7 @@ class Walk:
         spec["has_failing_listener"] = chance.random() < 0.1
         self._note(f"   start {spec}")
         try:
-            self._driver(place.driver).call("start", spec=spec)
+            wanted.query_id = self._driver(place.driver).call("start", spec=spec)["id"]
         except DriverError as exc:
             if not exc.is_ours:
                 raise FaultError(f"the start of {place.name} raises {exc}") from exc
