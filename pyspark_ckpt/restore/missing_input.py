@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from urllib.parse import unquote
 
 import msgspec
 from pyspark.sql import SparkSession
@@ -37,7 +38,6 @@ from pyspark_ckpt.spark.source_files import (
     files_in_log,
     files_read,
     gone,
-    shown,
 )
 from pyspark_ckpt.storage.open import Storage, open_storage
 from pyspark_ckpt.stores.owner import owner_location
@@ -215,5 +215,5 @@ def _number(files: Collection[str]) -> str:
 
 
 def _named(files: tuple[str, ...]) -> str:
-    named = ", ".join(map(shown, files[:_MOST_NAMED]))
+    named = ", ".join(map(unquote, files[:_MOST_NAMED]))
     return f"{named} and {len(files) - _MOST_NAMED} more" if files[_MOST_NAMED:] else named

@@ -20,11 +20,11 @@ from typing import Any, BinaryIO
 from pyspark_ckpt.errors import CorruptFileError
 from pyspark_ckpt.formats.metadata import SourceLog
 from pyspark_ckpt.restore.planned import PlannedSources, SparkStateFile
+from pyspark_ckpt.spark.compactible_log import COMPACT, guessed_interval
 from pyspark_ckpt.spark.state_files import STATE, is_operator_metadata, with_operator_id
 from pyspark_ckpt.storage.corrupt_file import ZIP_ERRORS
 from pyspark_ckpt.storage.open import Storage
 
-_COMPACT = ".compact"
 _DEFAULT_INTERVAL = 10
 """Spark's default of ``spark.sql.streaming.fileSource.log.compactInterval``."""
 
@@ -145,15 +145,15 @@ def _place_file_logs(
     """Write the log of one file source, with names that Spark will expect."""
     oldest, newest = logs[0], logs[-1]
     last = _number(newest)
-    compaction = _number(oldest) if oldest.log_name.endswith(_COMPACT) else None
+    compaction = _number(oldest) if oldest.log_name.endswith(COMPACT) else None
     older, is_merged = other_compactions(compaction, last)
     if is_merged:
-        path = f"{_log_directory(newest, planned)}/{last}{_COMPACT}"
+        path = f"{_log_directory(newest, planned)}/{last}{COMPACT}"
         check_still_ours()
         location.write(path, _entries(source, logs, last))
         return
     if older is not None:
-        path = f"{_log_directory(oldest, planned)}/{older}{_COMPACT}"
+        path = f"{_log_directory(oldest, planned)}/{older}{COMPACT}"
         check_still_ours()
         location.write(path, _entries(source, [oldest], older))
     for log in logs:
@@ -186,7 +186,7 @@ def other_compactions(compaction: int | None, last: int) -> tuple[int | None, bo
     if compaction is None:
         return None, last >= _DEFAULT_INTERVAL - 1
     size, after = compaction + 1, last - compaction
-    if after == 0 or _guessed_interval(size) > after:
+    if after == 0 or guessed_interval(size, _DEFAULT_INTERVAL) > after:
         return None, False
     intervals = [each for each in range(after + 1, size) if size % each == 0]
     if not intervals:
@@ -195,16 +195,8 @@ def other_compactions(compaction: int | None, last: int) -> tuple[int | None, bo
     return compaction - (likely or intervals[-1:])[0], False
 
 
-def _guessed_interval(size: int) -> int:
-    """Return the interval that Spark guesses from one compaction of a number of entries."""
-    if size // 2 <= _DEFAULT_INTERVAL:
-        return size
-    divisors = range(_DEFAULT_INTERVAL, size // 2 + 1)
-    return next((each for each in divisors if size % each == 0), size)
-
-
 def _number(log: SourceLog) -> int:
-    return int(log.log_name.removesuffix(_COMPACT))
+    return int(log.log_name.removesuffix(COMPACT))
 
 
 def _log_directory(log: SourceLog, planned: PlannedSources) -> str:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from pyspark_ckpt.errors import CkptError, CorruptFileError
+from pyspark_ckpt.spark.compactible_log import newest_compaction, numbered
 from pyspark_ckpt.spark.jobs import error_text
 from pyspark_ckpt.spark.log import NO_OFFSET, Sources, SparkLog, log_position
 from pyspark_ckpt.spark.sink import FileSinkLog
@@ -33,8 +34,6 @@ from pyspark_ckpt.storage.open import LocalStorage, Storage
 
 MISSING = "is missing"
 _NOT_SPARKS = "is not what Spark writes"
-_COMPACT = ".compact"
-_LOG_NAME = re.compile(r"\d{1,18}(?:\.compact)?")
 _CHECKSUMS = b"crc\x00"
 """The first bytes of a file with the checksums that Hadoop keeps beside a local file."""
 
@@ -168,11 +167,10 @@ def _source_logs(log: SparkLog, sources: Sources, epoch: int) -> Iterator[str]:
         if position is None:
             continue
         directory = f"sources/{sources.log_name(index)}"
-        names = filter(_LOG_NAME.fullmatch, log.storage.list(directory))
-        numbers = {int(name.removesuffix(_COMPACT)): name for name in names}
+        names = log.storage.list(directory)
+        numbers = {number: name for name, number in numbered(names).items()}
         newest = max([position, *numbers])
-        compactions = [n for n, name in numbers.items() if name.endswith(_COMPACT)]
-        for number in range(max(compactions, default=0), newest + 1):
+        for number in range(max(newest_compaction(names), 0), newest + 1):
             yield f"{directory}/{numbers.get(number, number)}"
 
 
@@ -198,7 +196,7 @@ def _wrong_with(storage: Storage, path: str, *, is_compactible: bool = False) ->
         return "is empty"
     if is_zero:
         return "has only zero bytes, as after a power loss"
-    if is_compactible and (first[:2] != b"v1" or not (last == b"v1"[-3:] or last[-1:] == b"}")):
+    if is_compactible and (first[:2] != b"v1" or not (last == b"v1" or last[-1:] == b"}")):
         return _NOT_SPARKS
     return None
 

@@ -13,6 +13,7 @@ from itertools import islice
 from typing import Any
 
 from pyspark_ckpt.errors import CheckpointAbortedError, CorruptFileError, NotBuiltYetError
+from pyspark_ckpt.spark.compactible_log import newest_compaction, numbered
 from pyspark_ckpt.spark.state_files import has_changes
 from pyspark_ckpt.storage.open import Storage
 
@@ -265,7 +266,7 @@ class SparkLog:
             if offset == NO_OFFSET:
                 continue
             directory = f"sources/{sources.log_name(index)}"
-            names = [name for name in self.storage.list(directory) if _LOG_NAME.fullmatch(name)]
+            names = list(numbered(self.storage.list(directory)))
             position = log_position(offset)
             needed = names if position is None else entries_up_to(names, position, directory)
             files += [SourceLogFile(index, name, f"{directory}/{name}") for name in needed]
@@ -323,7 +324,6 @@ class SparkLog:
 
 _KNOWN_VERSIONS = {"offsets": ("v1", "v2"), "commits": ("v1", "v2")}
 _MOST_NAMED = 20
-_LOG_NAME = re.compile(r"\d{1,18}(?:\.compact)?")
 
 
 def _numbers(names: list[str]) -> list[int]:
@@ -360,10 +360,8 @@ def entries_up_to(names: list[str], position: int, directory: str) -> list[str]:
     CheckpointAbortedError
         If `names`, the files of `directory`, lack an entry.
     """
-    numbers = {int(name.removesuffix(".compact")): name for name in names}
-    compactions = [n for n, name in numbers.items() if name.endswith(".compact") and n <= position]
-    start = max(compactions, default=0)
-    needed = range(start, position + 1)
+    numbers = {number: name for name, number in numbered(names).items()}
+    needed = range(max(newest_compaction(names, position), 0), position + 1)
     missing = list(islice((each for each in needed if each not in numbers), _MOST_NAMED))
     if missing:
         raise CheckpointAbortedError(

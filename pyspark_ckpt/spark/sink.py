@@ -25,14 +25,19 @@ from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import ConfigurationError, CorruptFileError
 from pyspark_ckpt.sessions.kind import is_connect
+from pyspark_ckpt.spark.compactible_log import (
+    COMPACT,
+    guessed_interval,
+    newest_compaction,
+    numbered,
+)
 from pyspark_ckpt.spark.paths import qualified_path
 from pyspark_ckpt.spark.temporary_location import may_be_temporary
 from pyspark_ckpt.storage.open import Storage, open_storage
 
 COMPACT_INTERVAL = "spark.sql.streaming.fileSink.log.compactInterval"
-DEFAULT_COMPACT_INTERVAL = 10
+DEFAULTCOMPACT_INTERVAL = 10
 _LOG = "_spark_metadata"
-_COMPACT = ".compact"
 _EMPTY_ENTRY = b"v1"
 _SINK_PATH = "a query that was restored needs the log of its file sink; the output path"
 
@@ -109,13 +114,12 @@ class FileSinkLog:
         epochs = self._epochs()
         there = set(epochs.values())
         last = max(epoch, max(there, default=-1))
-        return tuple(n for n in range(_newest_compaction(epochs) + 1, last + 1) if n not in there)
+        return tuple(n for n in range(newest_compaction(epochs) + 1, last + 1) if n not in there)
 
     def needed(self) -> list[str]:
         """Return the names of the entries that a reader of the path reads."""
         epochs = self._epochs()
-        compactions = (epochs[name] for name in epochs if name.endswith(_COMPACT))
-        first = max(compactions, default=0)
+        first = max(newest_compaction(epochs), 0)
         names = {number: name for name, number in sorted(epochs.items())}  # 9.compact over 9
         return [names[number] for number in sorted(names) if number >= first]
 
@@ -140,16 +144,14 @@ class FileSinkLog:
         interval = _interval(epochs, self._setting)
         names = _names(last, interval)
         compaction = (last + 1) // interval * interval - 1
-        before = _newest_compaction(
-            {name: number for name, number in epochs.items() if number < compaction}
-        )
+        before = newest_compaction(epochs, compaction - 1)
         if before not in (-1, compaction - interval):
             # Spark takes the difference of the last two for the interval.
-            names.insert(1, f"{compaction - interval}{_COMPACT}")
+            names.insert(1, f"{compaction - interval}{COMPACT}")
         for name in names:
             if name not in epochs and not self.log.exists(name):
-                number = int(name.removesuffix(_COMPACT))
-                is_compaction = name.endswith(_COMPACT)
+                number = int(name.removesuffix(COMPACT))
+                is_compaction = name.endswith(COMPACT)
                 self.log.write(
                     name, self._entries_up_to(number, epochs) if is_compaction else [_EMPTY_ENTRY]
                 )
@@ -158,11 +160,11 @@ class FileSinkLog:
         """Yield the bytes of a compaction: the version, and the lines of all entries."""
         yield _EMPTY_ENTRY
         there = {name: number for name, number in epochs.items() if number <= epoch}
-        first = _newest_compaction(there)
+        first = newest_compaction(there)
         by_number = {
             number: name
             for name, number in there.items()
-            if number > first or name.endswith(_COMPACT)
+            if number > first or name.endswith(COMPACT)
         }
         for number in sorted(number for number in by_number if number >= first):
             content = self.log.read(by_number[number])
@@ -175,25 +177,19 @@ class FileSinkLog:
 
     def _epochs(self) -> dict[str, int]:
         """Return the epoch of each entry by its name. Spark ignores all other names, too."""
-        names = {name: name.removesuffix(_COMPACT) for name in self.log.list()}
-        return {name: int(number) for name, number in names.items() if number.isdecimal()}
-
-
-def _newest_compaction(epochs: Mapping[str, int]) -> int:
-    """Return the epoch of the newest compaction among entries, -1 if there is none."""
-    return max((epochs[name] for name in epochs if name.endswith(_COMPACT)), default=-1)
+        return numbered(self.log.list())
 
 
 def _names(epoch: int, interval: int) -> list[str]:
     """Return the names of the last compaction up to an epoch, and of the entries after it."""
     compaction = (epoch + 1) // interval * interval - 1
     after = [str(number) for number in range(compaction + 1, epoch + 1)]
-    return after if compaction < 0 else [f"{compaction}{_COMPACT}", *after]
+    return after if compaction < 0 else [f"{compaction}{COMPACT}", *after]
 
 
 def _interval(epochs: Mapping[str, int], setting: int) -> int:
     """Return the number of epochs between two compactions, as Spark finds it in the log."""
-    found = sorted(number for name, number in epochs.items() if name.endswith(_COMPACT))
+    found = sorted(number for name, number in epochs.items() if name.endswith(COMPACT))
     if not found:
         return setting
     epochs_until = found[-1] + 1
@@ -202,10 +198,7 @@ def _interval(epochs: Mapping[str, int], setting: int) -> int:
         if epochs_until % difference == 0:
             return difference
         return math.gcd(epochs_until, found[-2] + 1)  # a fill was interrupted between the two
-    if setting >= epochs_until // 2:
-        return epochs_until
-    fitting = (n for n in range(setting, epochs_until // 2 + 1) if epochs_until % n == 0)
-    return next(fitting, epochs_until)
+    return guessed_interval(epochs_until, setting)
 
 
 _SESSION_CATALOG = "spark_catalog"
@@ -442,7 +435,7 @@ class SinkChoice:
         path = self.options.get("path") if table is None else table.location
         if not path or str(chosen).lower() not in _FILE_FORMATS:
             return None
-        interval = spark.conf.get(COMPACT_INTERVAL, None) or DEFAULT_COMPACT_INTERVAL
+        interval = spark.conf.get(COMPACT_INTERVAL, None) or DEFAULTCOMPACT_INTERVAL
         return FileSinkLog(qualified_path(spark, str(path)), int(interval))
 
     def _format(self, spark: SparkSession) -> str:

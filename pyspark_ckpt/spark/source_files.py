@@ -23,12 +23,11 @@ from pyspark_ckpt.errors import CkptError
 from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.sessions import connect
 from pyspark_ckpt.sessions.kind import is_connect
+from pyspark_ckpt.spark.compactible_log import COMPACT, numbered
 from pyspark_ckpt.storage.open import Storage, local_path
 
 logger = library_logger(__name__)
 
-_LOG_NAME = re.compile(r"(?:0|[1-9][0-9]{0,17})(?:\.compact)?")
-_COMPACT = ".compact"
 _FEW = 8
 """So many files of one directory are asked for one by one, rather than by a list of all."""
 
@@ -104,8 +103,9 @@ def _files_of(location: Storage, directory: str, names: Iterable[str]) -> set[Re
     """Return the files in a log: those of its newest whole compaction and of the entries after."""
     found: set[ReadFile] = set()
     damaged = []
-    numbered = {name: _number(name) for name in names if _LOG_NAME.fullmatch(name)}
-    for name in sorted(numbered, key=lambda name: numbered[name], reverse=True):
+    numbers = numbered(names)
+    # The newest first, and a compaction before the entry that it replaces.
+    for name in sorted(numbers, key=lambda name: (numbers[name], name), reverse=True):
         path = f"{directory}/{name}"
         try:
             data = location.read(path)
@@ -118,7 +118,7 @@ def _files_of(location: Storage, directory: str, names: Iterable[str]) -> set[Re
         found |= files
         if not is_whole or not data.startswith(b"v"):
             damaged.append(path)
-        elif name.endswith(_COMPACT):
+        elif name.endswith(COMPACT):
             break
     if found and damaged:  # else it is the log of another source
         logger.warning(
@@ -126,10 +126,6 @@ def _files_of(location: Storage, directory: str, names: Iterable[str]) -> set[Re
             ", ".join(map(location.url_of, damaged)),
         )
     return found
-
-
-def _number(name: str) -> tuple[int, bool]:
-    return int(name.removesuffix(_COMPACT)), name.endswith(_COMPACT)
 
 
 def gone(spark: SparkSession, files: Collection[str]) -> list[str]:
@@ -161,11 +157,6 @@ def gone(spark: SparkSession, files: Collection[str]) -> list[str]:
             for of, names in zip(wanted.values(), there, strict=True)
             for name in of.keys() - names
         )
-
-
-def shown(file: str) -> str:
-    """Return the URL of a file as people write it."""
-    return unquote(file)
 
 
 def _looking(spark: SparkSession) -> Callable[[str, Set[str]], set[str]]:
