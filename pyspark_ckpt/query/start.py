@@ -268,9 +268,7 @@ class QueryStart:
         self._release_parked_keys()
         location.check_watermark_policy(self._spark)
         if not self.location_is_temporary:  # which no file sink has
-            location.check_output_is_listed(self._sink_log)
             location.prepare_sink(self._sink_log, self._table)
-            location.check_sink_log(self._sink_log)
         origin = self._read_origin()  # before Spark's query begins
         self._continues = SparkLog(location.storage).committed_epoch() is not None
         query_id = location.make_query_id()

@@ -89,18 +89,11 @@ def damaged_file(
     return next(_of_checksums(log, sources), None) or next(_of_states(log, parallelism), None)
 
 
-def damaged_sink_log(sink: FileSinkLog, committed: int) -> Damage | None:
-    """Return what is wrong with the log of an output path, ``None`` if Spark can read the path.
+def damaged_sink_log(sink: FileSinkLog) -> Damage | None:
+    """Return what is wrong with an entry that readers of an output path need, ``None`` if nothing.
 
-    Parameters
-    ----------
-    sink
-        The log.
-    committed
-        The newest committed epoch of the query, which has written to the path before.
+    The log has no gaps: a start refuses those, or fills them.
     """
-    if not sink.reaches(committed):
-        return Damage(sink.log.url, f"lacks entries of epochs up to {committed}")
     for name in sink.needed():
         what = _wrong_with(sink.log, name, is_compactible=True)
         if what is not None:

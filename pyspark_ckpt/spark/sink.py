@@ -37,7 +37,9 @@ from pyspark_ckpt.storage.open import Storage, open_storage
 
 COMPACT_INTERVAL = "spark.sql.streaming.fileSink.log.compactInterval"
 DEFAULTCOMPACT_INTERVAL = 10
-_LOG = "_spark_metadata"
+LOG = "_spark_metadata"
+"""The directory of the log in an output path."""
+
 _EMPTY_ENTRY = b"v1"
 _SINK_PATH = "a query that was restored needs the log of its file sink; the output path"
 
@@ -74,7 +76,7 @@ class FileSinkLog:
     @cached_property
     def log(self) -> Storage:
         """The directory of the log; the errors are those of :attr:`output`."""
-        return self.output.child(_LOG)
+        return self.output.child(LOG)
 
     def oldest_epoch(self) -> int | None:
         """Return the oldest epoch that has an entry, ``None`` if there is none."""
@@ -100,11 +102,6 @@ class FileSinkLog:
             epoch < written <= last or (name in wanted and self.log.read(name) == _EMPTY_ENTRY)
             for name, written in self._epochs().items()
         )
-
-    def reaches(self, epoch: int) -> bool:
-        """Return whether the log has an epoch, and all entries that Spark reads with it."""
-        newest = self.newest_epoch()
-        return newest is not None and newest >= epoch and not self.lacking(epoch)
 
     def lacking(self, epoch: int) -> tuple[int, ...]:
         """Return the epochs up to this one, or to the newest, that are in no entry of the log.

@@ -40,9 +40,10 @@ from pyspark_ckpt.formats.output_path import (
 )
 from pyspark_ckpt.formats.rolled_back import RolledBack, read_rolled_back
 from pyspark_ckpt.log_fields import library_logger
-from pyspark_ckpt.restore.location.way_back import newest_whole, way_back
+from pyspark_ckpt.restore.location.way_back import damaged_output, newest_whole, way_back
+from pyspark_ckpt.spark.damage import Damage, damaged_sink_log
 from pyspark_ckpt.spark.log import SparkLog
-from pyspark_ckpt.spark.sink import FileSinkLog, TableSink
+from pyspark_ckpt.spark.sink import LOG, FileSinkLog, TableSink
 from pyspark_ckpt.storage.open import LocalStorage, Storage, open_storage
 from pyspark_ckpt.storage.retrying import RetryingStorage
 from pyspark_ckpt.stores.owner import resolved_path
@@ -69,6 +70,8 @@ class Output:
         Whether the log has only empty entries, such as a start writes.
     lacking
         The epochs since the newest compaction that have no entry, up to the newest or the query's.
+    has_files
+        Whether the path has files although its log has no entry.
     writers
         The queries that have claimed the path.
     other_location
@@ -81,6 +84,7 @@ class Output:
     newest: int = _NONE
     is_fresh: bool = True
     lacking: tuple[int, ...] = ()
+    has_files: bool = False
     writers: tuple[Writer, ...] = ()
     other_location: str | None = None
 
@@ -149,6 +153,8 @@ def use_of(output: Output, query: Continued) -> CkptError | None:
     written = _newest_written(output, query)
     if output.newest > written and not output.is_fresh:
         return _of_epochs_run_again(output, written)
+    if _has_lost_log(output, query):
+        return damaged_output(output.path, Damage(f"{output.path}/{LOG}", "is missing"))
     lost = _lost(output, query)
     return _of_lost_epochs(output, lost) if lost else None
 
@@ -191,6 +197,19 @@ def _newest_written(output: Output, query: Continued) -> float:
     here = [last for _, last, path in _written(query) if path == output.path]
     filled = [each.after for each in notes if each.path == output.path]
     return max([*here, *filled, notes[0].after])
+
+
+def _has_lost_log(output: Output, query: Continued) -> bool:
+    """Return whether a path has the output of a location, and no log that lists it.
+
+    Spark would begin a new log, and readers would no longer see the output of the epochs before.
+    """
+    if not output.has_files or query.query_id is None or query.committed == _NONE:
+        return False
+    if query.origin is not None and query.origin.epoch == query.committed:
+        return False  # it was restored, and has written nothing yet
+    wrote = any(path == output.path and last >= first for first, last, path in _written(query))
+    return wrote or not query.own_used
 
 
 def _lost(output: Output, query: Continued) -> list[int]:
@@ -249,14 +268,6 @@ def check_path(location: Storage, checkpoints: Storage | None, sink: FileSinkLog
         raise refusal
 
 
-def may_have_written(location: Storage, sink: FileSinkLog) -> bool:
-    """Return whether a location has written to a path, as far as it has noted that."""
-    query = continued_at(location, None)
-    path = resolved_path(sink.output)
-    wrote = any(each == path and last >= first for first, last, each in _written(query))
-    return wrote or not query.own_used
-
-
 def check_fresh(sink: FileSinkLog, epoch: int, location: Storage) -> None:
     """Check that a path is free for a query that is to be restored at an epoch; writes nothing.
 
@@ -292,6 +303,9 @@ def prepare_path(
     RestoreError
         If the path has the output of later epochs, as after a rollback, or of another query, or
         lacks epochs of this one. Nothing was written.
+    CorruptFileError
+        If an entry of the path's log is damaged: Spark would write on into a path that nobody can
+        read.
     """
     query = continued_at(location, checkpoints)
     assert query.query_id is not None  # it is given before the path is claimed
@@ -321,6 +335,9 @@ def prepare_path(
     note_path(location, query, output.path)
     if query.committed > _NONE:
         sink.fill(query.committed)
+        damage = damaged_sink_log(sink)
+        if damage is not None:
+            raise damaged_output(sink.path, damage)
 
 
 def _looked_at(
@@ -380,7 +397,8 @@ def output_at(sink: FileSinkLog, location: Storage, query: Continued) -> Output:
         other = _other_location(writers[-1], writers[-1].location, location)
     paths = resolved_path(sink.output), sink.output.hadoop_url
     if oldest is None or newest is None:
-        return Output(*paths, writers=writers, other_location=other)
+        has_files = query.committed > _NONE and sink.has_files()
+        return Output(*paths, has_files=has_files, writers=writers, other_location=other)
     begun = None if query.begun <= query.committed else query.begun
     return Output(
         *paths,

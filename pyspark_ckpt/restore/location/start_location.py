@@ -17,7 +17,6 @@ from pyspark_ckpt.errors import (
     CorruptFileError,
     FencedError,
     IncompatibleStateError,
-    NotBuiltYetError,
     PlanError,
     RestoreError,
 )
@@ -29,8 +28,6 @@ from pyspark_ckpt.formats.layout import (
     place_path,
     store_note_path,
 )
-from pyspark_ckpt.formats.metadata import Origin
-from pyspark_ckpt.formats.origin import read_origin
 from pyspark_ckpt.formats.place_record import read_place, write_place
 from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.operator.descriptor import Runtime
@@ -50,13 +47,11 @@ from pyspark_ckpt.restore.location.sink_path import (
     check_fresh,
     check_path,
     continued_at,
-    may_have_written,
     note_path,
     prepare_path,
 )
 from pyspark_ckpt.restore.location.way_back import (
     damaged_location,
-    damaged_sink,
     lost_metadata,
     lost_operator,
     query_id_at,
@@ -70,7 +65,6 @@ from pyspark_ckpt.spark.damage import (
     damaged_file,
     damaged_log,
     damaged_metadata,
-    damaged_sink_log,
     orphaned_checksums,
 )
 from pyspark_ckpt.spark.jobs import JOB_ERRORS, collected
@@ -305,58 +299,6 @@ class StartLocation:
         """
         if not self._is_half_seeded:
             self._refuse(damaged_log(self._log, sources))
-
-    def check_output_is_listed(self, file_sink: FileSinkLog | None) -> None:
-        """Check that an output path has not lost its log, which lists the files of each epoch.
-
-        Spark, and a restored query, would begin a new log, and readers would no longer see the
-        output of the epochs before.
-
-        Raises
-        ------
-        CorruptFileError
-            If it has.
-        """
-        found = self._written(file_sink)
-        if file_sink is None or found is None:
-            return
-        written, origin = found
-        continues = origin is None or origin.epoch != self._committed_epoch
-        may_have = continues and may_have_written(self.storage, file_sink)
-        if written is None and may_have and file_sink.has_files():
-            raise damaged_sink(file_sink, Damage(file_sink.log.url, "is missing"))
-
-    def check_sink_log(self, file_sink: FileSinkLog | None) -> None:
-        """Check that Spark's readers can read the output path.
-
-        Spark writes on into a path whose log lacks entries, and nobody can read the path. Called
-        when the path is prepared.
-
-        Raises
-        ------
-        CorruptFileError
-            If entries of the log are missing or damaged.
-        """
-        found, committed = self._written(file_sink), self._committed_epoch
-        if file_sink is None or found is None or committed is None:
-            return
-        written, _ = found
-        damage = None if written is None else damaged_sink_log(file_sink, committed)
-        if damage is not None:
-            raise damaged_sink(file_sink, damage)
-
-    def _written(self, file_sink: FileSinkLog | None) -> tuple[int | None, Origin | None] | None:
-        """Return the newest epoch at an output path, and what the location was restored from.
-
-        ``None`` if no epoch is committed, or Spark knows a file system that this library does not.
-        """
-        query_id = self._log.query_id()
-        if file_sink is None or query_id is None or self._committed_epoch is None:
-            return None
-        try:
-            return file_sink.newest_epoch(), read_origin(self.checkpoints(query_id))
-        except NotBuiltYetError:
-            return None
 
     def clear_orphaned_checksums(self) -> None:
         """Delete the checksums of files that are gone and that Spark is about to write.

@@ -16,7 +16,6 @@ from pyspark_ckpt.restore.seeding import QUERY_ID_NAME
 from pyspark_ckpt.restore.source import RestoreSource
 from pyspark_ckpt.spark.damage import Damage, damaged_file, unread_file
 from pyspark_ckpt.spark.log import Sources, SparkLog
-from pyspark_ckpt.spark.sink import FileSinkLog
 from pyspark_ckpt.spark.state_files import STATE
 from pyspark_ckpt.storage.open import Storage
 from pyspark_ckpt.stores.open import find_store
@@ -124,10 +123,10 @@ def way_back(location: Storage, checkpoints: Storage | None) -> str:
     )
 
 
-def damaged_sink(sink: FileSinkLog, damage: Damage) -> CorruptFileError:
+def damaged_output(path: str, damage: Damage) -> CorruptFileError:
     """Return the error of an output path whose log is damaged."""
     return CorruptFileError(
-        f"{damage}. Spark could not read the path {sink.path}, or not all of it. Put the file "
+        f"{damage}. Spark could not read the path {path}, or not all of it. Put the file "
         "back, for example from a backup, or give the query a new path: the files of the old one "
         "stay, and have the output of the epochs before"
     )

@@ -101,6 +101,14 @@ MOVED = (used("a", -1, "/out"), used("a", 3, "/out2"), used("a", 6, "/out"))
         (at(8, by("a"), lacking=(2, 5)), query("a", 8, used=MOVED), ": 2."),
         (at(8, by("a"), oldest=5, lacking=(0, 1, 2, 3, 4)), query("a", 8), None),
         (at(8, by("a"), oldest=0, lacking=(3, 4)), query("a", 8), "3, 4"),
+        # the log is gone, and the files are there
+        (at(-1, has_files=True), FRESH, None),
+        (at(-1, has_files=True), query("a", -1, begun=0), None),
+        (at(-1, has_files=True), query("a", 5), "is missing"),
+        (at(-1, by("a"), has_files=True), query("a", 5, used=MOVED[:1]), "is missing"),
+        (at(-1, has_files=True), query("a", 5, used=(used("a", -1, "/out2"),)), None),
+        (at(-1, has_files=True), query("b", 3, origin=ORIGIN), None),
+        (at(-1, has_files=True), query("b", 4, origin=ORIGIN), "is missing"),
     ],
 )
 def test_use_of(output: Output, continued: Continued, refusal: str | None) -> None:
