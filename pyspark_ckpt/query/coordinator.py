@@ -191,6 +191,7 @@ class CheckpointCoordinator:
                 savepoints=self._savepoints,
                 last_epochs=last_epochs,
                 join=self._join_thread,
+                check_session=self.check_session,
                 under_way=self._under_way,
             )
         )
@@ -210,7 +211,6 @@ class CheckpointCoordinator:
             monotonic_ms,
             REMOTE_POLL_MS if storage.is_remote else 0,
         )
-        self._run_id = self._query.runId
         self._thread = threading.Thread(
             target=self._run, name=f"pyspark_ckpt coordinator {files.query_id}", daemon=True
         )
@@ -483,12 +483,7 @@ class CheckpointCoordinator:
         A run of the next session may have begun, and what is unfinished is its work.
         """
         self._try("stopping Spark's query", self._stop_without_session)
-        self._try("closing the live states", self.live.close)
-        self._record_end()
-        if self._reporters is not None:
-            self._try("ending the reports of metrics", self._reporters.close)
-        self._try("refusing requests", self.refuse_requests)
-        self._try("closing the checkpoints", self._runner.close)
+        self._close(continues=False)
 
     def _stop_without_session(self) -> None:
         """End Spark's own thread, which would begin an epoch as soon as there is input."""
@@ -502,21 +497,25 @@ class CheckpointCoordinator:
 
     def _end(self, *, has_failed: bool) -> None:
         """Take the last checkpoint, or delete all checkpoints, as the settings say."""
-        end_callback_thread(self._run_id)
         retention = self._settings.retention
         is_kept = self.stops.is_for_restart or retention is Retention.RETAIN_ON_CANCELLATION
         retains = is_kept or (retention is Retention.DELETE_ON_CANCELLATION and has_failed)
         if retains and not has_failed:
             self._take_last()
+        self._close(continues=self.stops.is_for_restart)
+        if not retains:
+            self._discard()
+
+    def _close(self, *, continues: bool) -> None:
+        """Record why the run ended and close what it used; a run that follows gets the requests."""
+        end_callback_thread(self.run_id)
         self._try("closing the live states", self.live.close)
         self._record_end()
         if self._reporters is not None:
             self._try("ending the reports of metrics", self._reporters.close)
-        if not self.stops.is_for_restart:
+        if not continues:
             self._try("refusing requests", self.refuse_requests)
         self._try("closing the checkpoints", self._runner.close)
-        if not retains:
-            self._discard()
 
     def refuse_requests(self) -> None:
         """Refuse the open requests, because the query has ended, unless another driver runs it."""

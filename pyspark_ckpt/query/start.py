@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
@@ -194,12 +195,9 @@ class QueryStart:
             The query of the last run at this location, which becomes this run.
         """
         self._continued = continued
-        self._end_former_runs()
+        end_former_runs(self._location.storage)
         with self.alone():
             return self._run()
-
-    def _end_former_runs(self) -> None:
-        end_former_runs(self._location.storage)
 
     def alone(self) -> AbstractContextManager[object]:
         """Return a context in which nothing else of this process starts at the location."""
@@ -208,7 +206,7 @@ class QueryStart:
     def fill(self) -> None:
         """Fill the fresh location from what the query is restored from; start nothing."""
         location = self._location
-        self._end_former_runs()
+        end_former_runs(location.storage)
         with self.alone():
             location.check_parallelism(self._spark, self._settings.parallelism)
             self._fill_location(looks_for_input=False)  # it gets the epochs of the original
@@ -280,7 +278,7 @@ class QueryStart:
         )
         return self._with_coordinator(query, origin)
 
-    @property
+    @cached_property
     def _sources(self) -> Sources:
         return Sources(source_ids(self._stream), given_names(self._stream))
 
@@ -463,8 +461,8 @@ class QueryStart:
             query_name=query_name,
             backend_type=self._settings.backend_type,
             operators=location.operators,
-            source_ids=source_ids(self._stream),
-            given_names=given_names(self._stream),
+            source_ids=self._sources.ids,
+            given_names=self._sources.names,
         )
 
     def _coordinated(

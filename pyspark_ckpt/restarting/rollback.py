@@ -78,7 +78,6 @@ from pyspark_ckpt.stores.place import CheckpointsPlace, is_same_place, recorded_
 
 logger = library_logger(__name__)
 
-_KEPT = KEPT_BY_ROLLBACK
 _STAGED = "_rolling_back-"
 
 
@@ -312,7 +311,7 @@ def _prepared(
     stays = _stays(place)  # with the directory of the query that was staged
     return Exchange(
         to=to,
-        kept=f"{_KEPT}{token}",
+        kept=f"{KEPT_BY_ROLLBACK}{token}",
         staged=staged,
         outgoing=tuple(
             name for name in location.list() if _is_content(location, name) and name not in stays
@@ -595,10 +594,10 @@ def _is_content(location: Storage, name: str) -> bool:
     Its seedings stay: their numbers grow. So do savepoints: they belong to the user, and the
     history and other programs know them by their paths. And so do shadows, which may run on.
     """
-    if name.startswith((_KEPT, _STAGED, SHADOW)) or name == SEEDINGS:
+    if name.startswith((KEPT_BY_ROLLBACK, _STAGED, SHADOW)) or name == SEEDINGS:
         return False
     return not has_savepoints(location, name)
 
 
 def _is_kept(name: str) -> bool:
-    return name.startswith(_KEPT)
+    return name.startswith(KEPT_BY_ROLLBACK)

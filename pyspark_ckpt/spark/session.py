@@ -79,11 +79,6 @@ def why_ended(spark: SparkSession) -> str | None:
     return "the JVM of its Spark application has ended"
 
 
-def is_running(spark: SparkSession) -> bool:
-    """Return whether a session can run something."""
-    return why_ended(spark) is None
-
-
 def keep_in_use(spark: SparkSession) -> None:
     """Let a Spark Connect server see that a session is in use; it closes idle sessions."""
     if is_connect(spark):

@@ -7,7 +7,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from pyspark_ckpt.errors import CkptError
 from pyspark_ckpt.sessions.kind import is_connect
-from pyspark_ckpt.spark.session import is_running
+from pyspark_ckpt.spark.session import why_ended
 
 
 def session_in_use(
@@ -50,6 +50,7 @@ def session_in_use(
             raise error(
                 f"{call} needs a Spark session, and this process has none: make one, or give spark="
             ) from exc
-    if not is_running(session):
-        raise error(f"{call} needs a Spark session, and this one was stopped: give a running one")
+    why = why_ended(session)
+    if why is not None:
+        raise error(f"{call} needs a Spark session that runs, and {why}: give a running one")
     return session

@@ -42,12 +42,9 @@ def check_not_behind(
         return
     name, epoch = newest
     has = "no epoch" if committed is None else f"epochs up to {committed}"
-    elsewhere = ""
-    if checkpoints.url != location.url_of(CHECKPOINTS_DIRECTORY):
-        elsewhere = f", checkpointsDirectory={checkpoints.parent().url!r}"
     to_do = (
-        f"Call pyspark_ckpt.rollback({location.url!r}, {name!r}{elsewhere}) to continue from that "
-        "checkpoint, or start at a fresh checkpointLocation with "
+        f"Call {rollback_call(location, checkpoints, name)} to continue from that checkpoint, or "
+        "start at a fresh checkpointLocation with "
         f"restoreFrom({checkpoints.url_of(name)!r})"
     )
     raise RestoreError(
@@ -55,6 +52,14 @@ def check_not_behind(
         f"{epoch}, but the location has committed {has}. Files of it may be lost, or it may have "
         f"been restored from a backup. {to_do}"
     )
+
+
+def rollback_call(location: Storage, checkpoints: Storage, name: str) -> str:
+    """Return the call that rolls a location back to a checkpoint, as a user writes it."""
+    elsewhere = ""
+    if checkpoints.url != location.url_of(CHECKPOINTS_DIRECTORY):
+        elsewhere = f", checkpointsDirectory={checkpoints.parent().url!r}"
+    return f"pyspark_ckpt.rollback({location.url!r}, {name!r}{elsewhere})"
 
 
 def _newest(checkpoints: Storage) -> tuple[str, int] | None:

@@ -82,8 +82,8 @@ class DriverProcess:
         while b"\n" not in self._unread:
             ready, _, _ = select.select([self._answers], [], [], deadline - time.monotonic())
             if not ready:
-                self._process.send_signal(signal.SIGUSR1)
-                time.sleep(1)  # for the stacks to be written before the process is killed
+                self._process.send_signal(signal.SIGABRT)  # which writes all stacks first
+                self._process.wait()
                 raise HangError(f"{command} took over {PATIENCE_S} s; see {self.log}")
             read = os.read(self._answers, 1 << 16)
             if not read:

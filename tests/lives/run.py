@@ -24,6 +24,7 @@ def main(arguments: list[str]) -> int:
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     done: Counter[str] = Counter()
+    checked: Counter[str] = Counter()
     faults = 0
     for text in given.seeds:
         first, _, last = text.partition("-")
@@ -42,9 +43,11 @@ def main(arguments: list[str]) -> int:
             finally:
                 shutil.rmtree(base, ignore_errors=True)
             done.update(walk.done)
+            checked.update(walk.checked)
             print(f"seed {seed}: {time.monotonic() - began:.0f} s: {said}", flush=True)
     print(f"steps: {sum(n for name, n in done.items() if not name.startswith('refused'))}")
     print("\n".join(f"{n:5} {name}" for name, n in sorted(done.items())))
+    print(f"checked: {dict(checked)}")
     print(f"faults: {faults}", flush=True)
     return faults
 

@@ -18,4 +18,7 @@ SEEDS = [
 @pytest.mark.parametrize(("seed", "steps"), SEEDS)
 def test_a_walk(tmp_path: Path, seed: int, steps: int) -> None:
     """Whatever a query goes through, it runs exactly, or says what to do, and that works."""
-    Walk(tmp_path / "walk", seed).run(steps)
+    walk = Walk(tmp_path / "walk", seed)
+    walk.run(steps)
+    assert walk.checked["output"] > 0
+    assert walk.checked["state"] > 0, walk.done

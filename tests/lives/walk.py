@@ -99,6 +99,8 @@ class Walk:
         self.seed = seed
         self.trace: list[str] = []
         self.done: Counter[str] = Counter()
+        self.checked: Counter[str] = Counter()
+        """How often what was compared with the model."""
         self._base = base
         self._chance = random.Random(seed)
         self._feed = Feed(base / "input")
@@ -323,6 +325,7 @@ class Walk:
         found = self._driver(0).call("stored", path=saved.path)
         if found != self._feed.counts(saved.position):
             raise FaultError(f"{saved} has {found}, not {self._feed.counts(saved.position)}")
+        self.checked["state"] += 1
 
     def _can_roll_back(self) -> list[Place]:
         return [each for each in self._stopped() if self._present(each.checkpoints)]
@@ -692,6 +695,7 @@ class Walk:
             raise FaultError(
                 f"{place.name}: {place.out.name} lacks {missing} and has {surplus} besides"
             )
+        self.checked["output"] += 1
         place.position, place.is_certain, place.has_unsaid_void = end, True, False
 
     def _read_output(self, place: Place) -> Counter[OutputRow]:

@@ -9,20 +9,20 @@ written ``WORK_DIRECTORY/stopped``.
 
 from __future__ import annotations
 
-import json
 import os
-import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 os.environ["PYSPARK_PYTHON"] = sys.executable
+sys.path.append(str(Path(__file__).parents[2]))
 
-from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import Row, SparkSession
 from pyspark.sql.streaming import StatefulProcessor
 
 import pyspark_ckpt as ckpt
+from tests.recovery.stopping_epoch import epochs_written
 
 BAD = -1
 
@@ -71,20 +71,8 @@ def main(work: Path, program: str, where: str, master: str = "local[2]") -> None
         onError="quarantine",
     )
 
-    def sink(batch: DataFrame, epoch: int) -> None:
-        found = sorted(json.dumps(row.asDict()) for row in batch.collect())
-        written, text = work / f"epoch-{epoch}", "\n".join(found)
-        if written.exists():
-            assert written.read_text() == text, f"epoch {epoch}: {written.read_text()} or {text}"
-        hidden = work / f".epoch-{epoch}"
-        hidden.write_text(text)
-        hidden.rename(written)
-        if where == str(epoch):
-            (work / "stopped").touch()
-            while True:
-                signal.pause()
-
-    writer = ckpt.write_stream(counted).foreachBatch(sink).trigger(availableNow=True)
+    writer = ckpt.write_stream(counted).foreachBatch(epochs_written(work, where))
+    writer = writer.trigger(availableNow=True)
     writer.option("checkpointLocation", str(work / "location")).start().awaitTermination()
     spark.stop()
 

@@ -24,10 +24,10 @@ from pyspark_ckpt.operator.quarantine.releases import Release, ReleaseFiles
 from pyspark_ckpt.storage.open import LocalStorage
 from tests.recovery.processes import DRIVER, KINDS, kill, kill_all
 from tests.recovery.quarantine_program import BAD
+from tests.recovery.stopping_epoch import DEADLINE_SECONDS, kill_when_stopped
 
 CLUSTER = "local-cluster[1,2,1024]"
 PROGRAM = Path(__file__).with_name("quarantine_program.py")
-DEADLINE_SECONDS = 240
 Rows = list[tuple[str, int]]
 
 
@@ -59,18 +59,7 @@ class Work:
 
     def run_and_kill(self, program: str, epoch: int) -> None:
         """Kill the program after the actions of an epoch, before Spark commits it."""
-        stopped = self.path / "stopped"
-        driver = self._driver(program, str(epoch))
-        deadline = time.monotonic() + DEADLINE_SECONDS
-        try:
-            while not stopped.exists():
-                assert driver.poll() is None, "the program has ended"
-                assert time.monotonic() < deadline, f"the program did not reach epoch {epoch}"
-                time.sleep(0.02)
-        finally:
-            kill_all(driver)
-            driver.wait()
-        stopped.unlink()
+        kill_when_stopped(self._driver(program, str(epoch)), self.path, epoch)
 
     def run_with_kills(
         self, program: str, chance: random.Random, kinds: Iterator[str], kills: Counter[str]

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +14,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.query.timed import ORIGIN_MS
-from tests.recovery.processes import kill_all
+from tests.recovery.stopping_epoch import DEADLINE_SECONDS, kill_when_stopped
 
 PROGRAM = Path(__file__).with_name("windows_program.py")
-DEADLINE_SECONDS = 240
 TIMES = [[0, 1, 5, 6], [8, 3, 11], [20, 9, 14], [30, 2, 21], [40, 33], [60]]
 """Event times in seconds, by file; some are late."""
 
@@ -50,20 +48,10 @@ def run(work: Path) -> None:
 
 
 def run_and_kill(work: Path, epoch: int) -> None:
-    stopped = work / "stopped"
     driver = subprocess.Popen(
         [sys.executable, PROGRAM, work, str(epoch)], start_new_session=True, text=True
     )
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    try:
-        while not stopped.exists():
-            assert driver.poll() is None, "the program has ended"
-            assert time.monotonic() < deadline, f"the program did not reach epoch {epoch}"
-            time.sleep(0.02)
-    finally:
-        kill_all(driver)
-        driver.wait()
-    stopped.unlink()
+    kill_when_stopped(driver, work, epoch)
 
 
 @pytest.mark.own_jvm

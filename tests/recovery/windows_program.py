@@ -8,21 +8,22 @@ stops for ever in that epoch, after its actions and before Spark commits it, onc
 
 from __future__ import annotations
 
-import json
 import os
-import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 os.environ["PYSPARK_PYTHON"] = sys.executable
+sys.path.append(str(Path(__file__).parents[2]))
 
-from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import Row
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor
 
 import pyspark_ckpt as ckpt
+from tests.query.program_session import program_session
+from tests.recovery.stopping_epoch import epochs_written
 
 LENGTH_S = 4
 
@@ -53,15 +54,7 @@ class Summed(StatefulProcessor):
 
 
 def main(work: Path, where: str) -> None:
-    spark = (
-        SparkSession.builder.master("local[2]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.driver.host", "127.0.0.1")
-        .config("spark.sql.shuffle.partitions", 3)
-        .config("spark.local.dir", str(work / "local"))
-        .getOrCreate()
-    )
-    spark.sparkContext.setLogLevel("ERROR")
+    spark = program_session(work)
     rows = spark.readStream.schema("key string, ts timestamp").option("maxFilesPerTrigger", 1)
     timed = rows.parquet(str(work / "input")).withWatermark("ts", "2 seconds")
     counts = timed.groupBy(F.window("ts", f"{LENGTH_S} seconds"), "key").count()
@@ -69,20 +62,8 @@ def main(work: Path, where: str) -> None:
         Summed(), "key string, at long, n long, rows long", "Append", "EventTime", uid="summed"
     )
 
-    def sink(batch: DataFrame, epoch: int) -> None:
-        found = sorted(json.dumps(row.asDict()) for row in batch.collect())
-        written, text = work / f"epoch-{epoch}", "\n".join(found)
-        if written.exists():
-            assert written.read_text() == text, f"epoch {epoch}: {written.read_text()} or {text}"
-        hidden = work / f".epoch-{epoch}"
-        hidden.write_text(text)
-        hidden.rename(written)
-        if where == str(epoch):
-            (work / "stopped").touch()
-            while True:
-                signal.pause()
-
-    writer = ckpt.write_stream(summed).foreachBatch(sink).trigger(availableNow=True)
+    writer = ckpt.write_stream(summed).foreachBatch(epochs_written(work, where))
+    writer = writer.trigger(availableNow=True)
     writer.option("checkpointLocation", str(work / "location")).start().awaitTermination()
     spark.stop()
 

@@ -28,7 +28,6 @@ from pyspark_ckpt.query.stopping.drain import LastEpochs
 from pyspark_ckpt.query.stopping.failure import (
     WatchedQuery,
     ended_without_epoch,
-    not_saved_without_session,
     savepoint_under_way,
     session_stopped,
     stop_failed,
@@ -60,6 +59,8 @@ class Run:
         Runs the epochs that it still needs.
     join
         Waits until its coordinator has ended.
+    check_session
+        Refuses to act for a run whose session has ended.
     under_way
         Counts the stops with a savepoint, for those who wait for the end of all work.
     """
@@ -74,6 +75,7 @@ class Run:
     savepoints: SavepointTaker
     last_epochs: LastEpochs
     join: Callable[[], None]
+    check_session: Callable[[], None]
     under_way: WorkUnderWay
 
     @property
@@ -162,7 +164,7 @@ class RunStops:
             not made.
         """
         run = self._run
-        self._check_session()
+        run.check_session()
         if drain and run.files.operators.spark_operators:
             raise NotBuiltYetError(
                 f"query {run.query_id}: a drain would close the windows of Spark's own "
@@ -201,11 +203,6 @@ class RunStops:
                 if why is not None:
                     raise session_stopped(run.query_id, why) from exc
                 raise
-
-    def _check_session(self) -> None:
-        why = why_ended(self._run.spark)
-        if why is not None:
-            raise not_saved_without_session(self._run.query_id, why)
 
     def _turn(self) -> AbstractContextManager[object]:
         """Let no start of this process fence the run, or meet an epoch of it, meanwhile."""
@@ -246,7 +243,7 @@ class RunStops:
         run = self._run
         with log_fields(query=run.query_id):
             self._restart.has_begun = False  # an earlier one may have failed, and the run gone on
-            self._check_session()
+            run.check_session()
             if not run.runner.hold.wait(run.timeout_ms / 1000):
                 raise savepoint_under_way(run.query_id)
             with self._restart.stopping():

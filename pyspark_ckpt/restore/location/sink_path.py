@@ -331,7 +331,7 @@ def prepare_path(
         )
         if writer is not None and msgspec.structs.replace(writer, after=claim.after) == claim:
             break
-        _claim(sink, len(output.writers) + 1, claim)
+        add_writer(sink.log, len(output.writers) + 1, claim)  # another query may be first
     note_path(location, query, output.path)
     if query.committed > _NONE:
         sink.fill(query.committed)
@@ -357,11 +357,6 @@ def _looked_at(
             query = replace(query, way_back=way_back(location, checkpoints))
         refusal = use_of(output, query)
     return output, refusal
-
-
-def _claim(sink: FileSinkLog, number: int, claim: Writer) -> None:
-    """Let no other query write to the path, unless one has claimed it meanwhile."""
-    add_writer(sink.log, number, claim)
 
 
 def note_path(location: Storage, query: Continued, path: str | None) -> None:

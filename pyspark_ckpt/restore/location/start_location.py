@@ -136,9 +136,8 @@ class StartLocation:
     @property
     def checkpoints_root(self) -> str:
         """The checkpoints directory, without the query's own subdirectory."""
-        if self._checkpoints_directory is not None:
-            return open_storage(self._checkpoints_directory).url
-        return self.storage.url_of(CHECKPOINTS_DIRECTORY)
+        root = self._place.root
+        return self.storage.url_of(CHECKPOINTS_DIRECTORY) if root is None else root.url
 
     def checkpoints(self, query_id: str) -> Storage:
         """Return the query's checkpoints directory."""

@@ -17,7 +17,8 @@ from pyspark_ckpt.restore.source import RestoreSource
 from pyspark_ckpt.spark.damage import Damage, damaged_file, unread_file
 from pyspark_ckpt.spark.log import Sources, SparkLog
 from pyspark_ckpt.spark.state_files import STATE
-from pyspark_ckpt.storage.open import Storage
+from pyspark_ckpt.storage.open import Storage, open_storage
+from pyspark_ckpt.stores.behind import rollback_call
 from pyspark_ckpt.stores.open import find_store
 from pyspark_ckpt.stores.owner import owns
 from pyspark_ckpt.stores.place import recorded_place
@@ -105,10 +106,8 @@ def way_back(location: Storage, checkpoints: Storage | None) -> str:
             "it back, for example from a backup, or start the query at a fresh "
             "checkpointLocation, with restoreFrom if there is a savepoint"
         )
-    log, epoch, elsewhere = SparkLog(location), source.metadata.epoch, ""
-    name = source.path.rstrip("/").rpartition("/")[2]
-    if checkpoints.url != location.url_of(CHECKPOINTS_DIRECTORY):
-        elsewhere = f", checkpointsDirectory={checkpoints.parent().url!r}"
+    log, epoch = SparkLog(location), source.metadata.epoch
+    call = rollback_call(location, checkpoints, open_storage(source.path).name)
     newest = max(log.begun_epoch() or 0, log.committed_epoch() or 0)
     again = (
         " Later epochs run again from there: a sink removes their output, and a file sink needs a "
@@ -117,9 +116,8 @@ def way_back(location: Storage, checkpoints: Storage | None) -> str:
         else ""
     )
     return (
-        f"Call pyspark_ckpt.rollback({location.url!r}, {name!r}{elsewhere}), "
-        f"which brings the location back to epoch {epoch} and needs no such file; then start the "
-        f"query again.{again} Or put it back, for example from a backup"
+        f"Call {call}, which brings the location back to epoch {epoch} and needs no such file; "
+        f"then start the query again.{again} Or put it back, for example from a backup"
     )
 
 

@@ -13,7 +13,8 @@ import pyspark_ckpt as ckpt
 from pyspark_ckpt.formats.output_path import FIRST_WRITER_NAME, Writer, add_writer
 from pyspark_ckpt.query.start import QueryStart
 from pyspark_ckpt.restore.location import sink_path
-from pyspark_ckpt.spark.sink import COMPACT_INTERVAL, FileSinkLog
+from pyspark_ckpt.spark.sink import COMPACT_INTERVAL
+from pyspark_ckpt.storage.open import Storage
 from tests.query.harness import Job, refused
 from tests.query.model import Count
 from tests.query.session_conf import session_conf
@@ -84,13 +85,13 @@ def test_of_two_claims_at_once_one_counts(job: Job, monkeypatch: pytest.MonkeyPa
     """Both drivers have found the path free; the slower one writes nothing there."""
     savepoint = savepoint_of(job)
     fork = job.but(location="fork1", out="fork-out")
-    path, claim = job.base / fork.out / "_spark_metadata", sink_path._claim
+    path = job.base / fork.out / "_spark_metadata"
 
-    def late(sink: FileSinkLog, *claims: Any) -> None:
-        add_writer(sink.log, 1, Writer(query_id="another"))
-        claim(sink, *claims)
+    def late(log: Storage, *claims: Any) -> None:
+        add_writer(log, 1, Writer(query_id="another"))
+        add_writer(log, *claims)
 
-    monkeypatch.setattr(sink_path, "_claim", late)
+    monkeypatch.setattr(sink_path, "add_writer", late)
     with pytest.raises(ckpt.RestoreError, match="query another"):
         fork.run(savepoint)
     assert [each.name for each in path.iterdir()] == [FIRST_WRITER_NAME]
