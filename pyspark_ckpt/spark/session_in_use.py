@@ -50,7 +50,6 @@ def session_in_use(
             raise error(
                 f"{call} needs a Spark session, and this process has none: make one, or give spark="
             ) from exc
-    why = why_ended(session)
-    if why is not None:
-        raise error(f"{call} needs a Spark session that runs, and {why}: give a running one")
+    if why_ended(session) is not None:
+        raise error(f"{call} needs a Spark session, and this one was stopped: give a running one")
     return session

@@ -35,7 +35,12 @@ def test_a_savepoint_that_holds_a_restart_up_while_somebody_stops_the_run() -> N
     )
     query = SimpleNamespace(isActive=True)
     run: Any = SimpleNamespace(
-        query_id="q", query=query, spark=RUNNING, timeout_ms=1000, runner=runner
+        check_session=lambda: None,
+        query_id="q",
+        query=query,
+        spark=RUNNING,
+        timeout_ms=1000,
+        runner=runner,
     )
     stops = RunStops(run)
     with pytest.raises(OSError, match="connection reset"):
@@ -55,7 +60,10 @@ def test_a_failed_last_checkpoint_is_told_if_somebody_stops_the_query_during_a_r
     noted: list[Exception] = []
     query = SimpleNamespace(isActive=True)
     run: Any = SimpleNamespace(
-        query_id="q", query=query, watched=SimpleNamespace(note=noted.append)
+        check_session=lambda: None,
+        query_id="q",
+        query=query,
+        watched=SimpleNamespace(note=noted.append),
     )
     stops = RunStops(run)
     with stops._restart.stopping():
@@ -84,6 +92,7 @@ def test_a_restart_finishes_the_last_epoch_while_it_has_the_turn_of_the_location
     log = SimpleNamespace(storage=SimpleNamespace(url="/location"), committed_epoch=lambda: 0)
     hold = SimpleNamespace(wait=lambda _: True)
     run: Any = SimpleNamespace(
+        check_session=lambda: None,
         query_id="q", query=SimpleNamespace(isActive=True, exception=lambda: None), spark=RUNNING,
         timeout_ms=1000, files=SimpleNamespace(spark_log=log), join=lambda: None,
         runner=SimpleNamespace(hold=hold, check_not_fenced=look, covers=lambda _: True),
