@@ -48,7 +48,7 @@ def conf_of_start(
     passed_watermarks
         Whether Spark's own operators follow, and each operator has its own watermark.
     follows_aggregation
-        Whether one of these is behind an aggregation of Spark. Then the parts of the plan were
+        Whether one of these follows an aggregation of Spark. Then the parts of the plan were
         checked as Spark checks them.
     """
     # A session may ask for Avro. Spark's own operators support Avro; this library does not.

@@ -21,7 +21,7 @@ class StatefulOperators:
 
     in_order: tuple[OperatorDescriptor | SparkOperator, ...]
     follows_aggregation: bool = False
-    """Whether an operator of this library is behind an aggregation of Spark.
+    """Whether an operator of this library follows an aggregation of Spark.
 
     Spark allows that for its own ``transformWithState`` only, and has to be told not to check.
     """
@@ -75,7 +75,7 @@ class StatefulOperators:
         """Whether operators follow, and Spark computes a watermark for each operator.
 
         Then every operator of this library passes its watermark to the operator that follows it.
-        Operators of this library alone share one watermark, unless they are behind an aggregation:
+        Operators of this library alone share one watermark, unless they follow an aggregation:
         it emits rows that are late for the query's watermark.
         """
         followed = [operator for number, operator in self.ours.items() if number > 0]

@@ -89,7 +89,7 @@ def operators_of(df: DataFrame) -> StatefulOperators:
 
 
 def check_behind_aggregations(df: DataFrame, output_mode: str) -> None:
-    """Check a query with an operator of this library behind an aggregation, as Spark would.
+    """Check a query with an operator of this library after an aggregation, as Spark would.
 
     Spark's check refuses an aggregation before ``applyInPandasWithState``, and allows one before
     its own ``transformWithState``, so it is given the parts of the plan between the operators of
@@ -112,7 +112,7 @@ def check_behind_aggregations(df: DataFrame, output_mode: str) -> None:
     spark = df.sparkSession
     if output_mode.lower() != "append":
         raise PlanError(
-            f"the query has outputMode {output_mode}, and an operator of this library behind an "
+            f"the query has outputMode {output_mode}, and an operator of this library after an "
             "aggregation: in that mode an aggregation emits results that may still change. Use "
             "outputMode append, as with Spark's own transformWithState, or compute the aggregation "
             "in a separate query"
