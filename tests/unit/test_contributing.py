@@ -15,7 +15,6 @@ WAYS = {
         r"^\**(A [a-z ]+)[.:]\** ?((?:(?!\n\n)[\s\S])*→(?:(?!\n\n)[\s\S])*)", TEXT, re.MULTILINE
     )
 }
-MOST_STEPS = 15
 PACKAGES = [ROOT / "pyspark_ckpt", ROOT / "state_backends"]
 FOLDERS = sorted({path.parent for package in PACKAGES for path in package.rglob("*.py")})
 
@@ -25,9 +24,9 @@ def test_the_ways_are_found() -> None:
 
 
 @pytest.mark.parametrize("name", WAYS)
-def test_a_way_enters_each_of_at_most_fifteen_modules_once(name: str) -> None:
+def test_a_way_enters_each_module_once(name: str) -> None:
     way = WAYS[name]
-    assert 2 <= len(way) <= MOST_STEPS
+    assert len(way) >= 2
     assert len(set(way)) == len(way)
 
 
