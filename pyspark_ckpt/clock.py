@@ -19,13 +19,7 @@ def monotonic_ms() -> int:
 
 
 def utc_text(at_ms: int) -> str:
-    """Return a time in UTC, to the second; a number if Python has no such time.
-
-    Parameters
-    ----------
-    at_ms
-        Milliseconds since 1970, which may come from any file.
-    """
+    """Return a time in UTC, to the second; a number if Python has no such time."""
     try:
         at = datetime.fromtimestamp(at_ms / 1000, timezone.utc)
     except (OverflowError, ValueError, OSError):

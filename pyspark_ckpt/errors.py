@@ -53,26 +53,14 @@ class CkptError(Exception):
     _has_place = False
 
     def add_place(self, place: str) -> None:
-        """Add to the message where in the user's code it happened; the first place counts.
-
-        Parameters
-        ----------
-        place
-            Follows the message as it is.
-        """
+        """Add to the message where in the user's code it happened; the first place counts."""
         if self._has_place:
             return
         self._has_place = True
         self.append(place)
 
     def append(self, text: str) -> None:
-        """Append text to the message.
-
-        Parameters
-        ----------
-        text
-            Follows the message as it is.
-        """
+        """Append text to the message."""
         if isinstance(self, PySparkException):  # which shows what it has beside the arguments
             vars(self)["_message"] += text
         else:

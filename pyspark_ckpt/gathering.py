@@ -15,21 +15,7 @@ def gathered(
     most_entries: int | None = None,
     entries_of: Callable[[Item], int] = lambda _: 1,
 ) -> Generator[list[Item], None, None]:
-    """Yield the items in lists; the item that reaches a limit is the last of its list.
-
-    Parameters
-    ----------
-    items
-        The items.
-    most_bytes
-        The limit of a list in bytes.
-    bytes_of
-        Returns the bytes of an item.
-    most_entries
-        The limit of a list in entries; ``None`` for no such limit.
-    entries_of
-        Returns the entries of an item; by default an item is one entry.
-    """
+    """Yield the items in lists; the item that reaches a limit is the last of its list."""
     batch: list[Item] = []
     entries = size_bytes = 0
     for item in items:

@@ -24,19 +24,9 @@ def text_table(
 ) -> str:
     """Return rows of text as aligned columns below a header.
 
-    Parameters
-    ----------
-    header
-        One title per column.
-    rows
-        One text per column. Line breaks in a text count as spaces.
-    cell_width
-        Characters after which the text of a cell continues in the next line; ``None``: never.
-
-    Returns
-    -------
-    str
-        Lines without a line break at the end.
+    Line breaks in a text count as spaces, and the result does not end with a line break.
+    `cell_width` is the number of characters after which a cell continues in the next line, or
+    ``None`` for never.
     """
     table = Table(box=_RULE_BELOW_HEADER, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for title in header:

@@ -22,13 +22,7 @@ Stream = TypeVar("Stream", bound="CombiningStream")
 
 
 class CombiningStream:
-    """A keyed stream whose rows can be combined; the base of :class:`KeyedStream`.
-
-    Parameters
-    ----------
-    keyed : KeyedInput
-        The keyed DataFrame.
-    """
+    """A keyed stream whose rows can be combined; the base of :class:`KeyedStream`."""
 
     _broadcast: DataFrame | None = None
 

@@ -103,11 +103,6 @@ class EpochFunction:
     An action sends its tasks the conf of its DataFrame's session, from any thread. That session is
     the query's own. An action of the RDD has no session. For such actions the epoch is also a
     local property of the thread that calls the function.
-
-    Parameters
-    ----------
-    function : callable
-        As given to ``foreachBatch``.
     """
 
     def __init__(self, function: Callable[[DataFrame, int], None]) -> None:

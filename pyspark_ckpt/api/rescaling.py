@@ -20,15 +20,7 @@ logger = library_logger(__name__)
 
 
 def follow(query: CheckpointedQuery, rules: RescaleRules) -> None:
-    """Look at a query's epochs until it ends, and restart it as the rules say.
-
-    Parameters
-    ----------
-    query
-        A query that was just started.
-    rules
-        Its rules.
-    """
+    """Look at a query's epochs until it ends, and restart it as the rules say."""
     threading.Thread(
         target=_Follower(query, rules).run,
         name=f"pyspark_ckpt rescale {query.id}",

@@ -69,10 +69,7 @@ class Place:
 def parallelism_at(location: Storage) -> int | None:
     """Return the number of subtasks that a location has, ``None`` if it has no epoch yet.
 
-    Raises
-    ------
-    RestoreError
-        If a restart in place is under way there, or was interrupted.
+    It raises ``RestoreError`` if a restart in place runs at the location or was interrupted there.
     """
     if location.exists(ROLLBACK_MARKER):
         raise RestoreError(
@@ -101,15 +98,7 @@ logger = library_logger(__name__)
 
 
 class Restarts:
-    """Restarts the query of one writer.
-
-    Parameters
-    ----------
-    writer
-        The query's writer, as it was at the start.
-    launch, place
-        How the query was started, and where.
-    """
+    """Restarts the query of one writer."""
 
     def __init__(self, writer: NextStarts, launch: Launch, place: Place) -> None:
         self.writer = writer
@@ -315,10 +304,8 @@ class _Change:
 def _take_back(storage: Storage, change: _Change, coordinator: CheckpointCoordinator) -> None:
     """Give the location the content that it had before the restart.
 
-    Raises
-    ------
-    RestoreError
-        If the new run has begun an epoch, whose output may be written.
+    It raises ``RestoreError`` if the new run has begun an epoch, because the output of that epoch
+    may be written.
     """
     # An exchange that failed in its midst is finished first, whichever step of it was done.
     exchanged = change.exchanged or finish_restart(storage)

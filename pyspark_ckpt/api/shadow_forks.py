@@ -87,13 +87,7 @@ def deleted_on_failure(directory: Storage) -> Iterator[None]:
 
 
 def check_parent(parent: Storage) -> None:
-    """Refuse the location of another query, whose driver removes what it does not know.
-
-    Raises
-    ------
-    ConfigurationError
-        If it is one.
-    """
+    """Refuse the location of another query, whose driver removes what it does not know."""
     if SparkLog(parent).query_id() is not None:
         raise ConfigurationError(
             f"shadow: directory {parent.url} is the checkpointLocation of a query, which would "
@@ -136,26 +130,7 @@ def shadow_of_location(
     rules: Rules,
     parent: Storage,
 ) -> Shadow:
-    """Return the shadow of a query that another process runs; it cannot be promoted.
-
-    Parameters
-    ----------
-    location
-        The ``checkpointLocation`` of the query.
-    original
-        The query's own program; a writer also says its output mode and settings.
-    candidate
-        The new program.
-    rules
-        What counts as a difference, and when the shadow ends.
-    parent
-        Where its directory goes.
-
-    Raises
-    ------
-    CkptError
-        If the location has no checkpoint, or a program does not fit it.
-    """
+    """Return the shadow of a query that another process runs; it cannot be promoted."""
     writer, changed = (
         each if isinstance(each, CheckpointedStreamWriter) else CheckpointedStreamWriter(each)
         for each in (original, candidate)
@@ -193,17 +168,7 @@ class _RunElsewhere:
 
 
 class ForkWriter(CheckpointedStreamWriter):
-    """The writer of a fork, which has the settings of the query, but nothing outside of the fork.
-
-    Parameters
-    ----------
-    change
-        Its program, and what it has otherwise than the query.
-    writer
-        Of the query.
-    parallelism
-        With which a program that is a function is built.
-    """
+    """A writer with the settings of the query, which touches nothing outside of the fork."""
 
     def __init__(self, change: Change, writer: CheckpointedStreamWriter, parallelism: int) -> None:
         with building_with(parallelism):
@@ -216,13 +181,7 @@ class ForkWriter(CheckpointedStreamWriter):
         """The savepoint that it starts from."""
 
     def check(self) -> None:
-        """Check settings and operators.
-
-        Raises
-        ------
-        ConfigurationError, PlanError, NotBuiltYetError
-            If they are not allowed.
-        """
+        """Check settings and operators."""
         self._read_settings()
         operators_of(self._stream)
 
@@ -252,19 +211,7 @@ class Programs:
     def of(
         cls, writer: CheckpointedStreamWriter, change: Change, rules: Rules, parallelism: int
     ) -> Programs:
-        """Build both programs; refuse what is wrong before anything is written.
-
-        Parameters
-        ----------
-        writer
-            Of the query.
-        change
-            The candidate.
-        rules
-            What the user gave.
-        parallelism
-            Of the query.
-        """
+        """Build both programs; refuse what is wrong before anything is written."""
         if is_connect(writer._stream):
             raise NotBuiltYetError(
                 "shadow is not supported over Spark Connect: use a classic session"

@@ -199,17 +199,7 @@ def _promoted(
 
 
 class _TakeOver(Restarts):
-    """Restarts a query with a candidate, after a savepoint of the original.
-
-    Parameters
-    ----------
-    restarts
-        Restarts the query as it is.
-    options
-        What the candidate has otherwise.
-    directory
-        The parent of the savepoint.
-    """
+    """Restarts a query with a candidate, after a savepoint of the original."""
 
     def __init__(
         self, restarts: Restarts, options: Mapping[str, str], directory: str | None

@@ -31,11 +31,6 @@ class SinkWriter(DataStreamWriter):
     It holds the writer that the session's own PySpark made, classic or Connect, and passes every
     call on. It inherits from PySpark's class only for ``isinstance`` and type hints
     (docs/design/0050-spark-connect.md).
-
-    Parameters
-    ----------
-    df : DataFrame
-        The query.
     """
 
     def __init__(self, df: DataFrame) -> None:
@@ -295,12 +290,8 @@ class SinkWriter(DataStreamWriter):
     def _begin_in(self, session: SparkSession | None, location: Storage) -> None:
         """Choose session and location of this start; the next start has others.
 
-        Parameters
-        ----------
-        session
-            The query's own session, ``None`` if it starts in the user's.
-        location
-            The query's location, which Spark does not know if the writer was given none.
+        `session` is ``None`` if the query starts in the user's session. If the writer was given no
+        location, Spark does not know `location`.
         """
         if session is not None:
             connect.give_session(self._writer, session)

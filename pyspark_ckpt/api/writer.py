@@ -382,14 +382,8 @@ class CheckpointedStreamWriter(SinkWriter):
     ) -> QueryStart:
         """Return the start of this writer's query at a location.
 
-        Parameters
-        ----------
-        launch
-            How Spark's query is started.
-        place
-            The location, ``None`` for what the writer says.
-        parallelism
-            With which the query was built, if that is not the session's.
+        If `place` is ``None``, the writer's location is used. `parallelism` is given only if the
+        query was built with another one than the session's.
         """
         spark = self._stream.sparkSession
         settings = self._settings(spark)
@@ -454,14 +448,8 @@ class CheckpointedStreamWriter(SinkWriter):
     ) -> CheckpointedStreamWriter:
         """Return a writer with the same settings for another program or parallelism.
 
-        Parameters
-        ----------
-        program
-            The program, ``None`` for the query's own.
-        parallelism
-            With which a function builds it, ``None`` for the session's.
-        call
-            Who wants it, for errors.
+        If `program` is ``None``, the query keeps its program. If `parallelism` is ``None``, a
+        function builds the program with the session's parallelism.
         """
         program = self._program if program is None else program
         with building_with(parallelism):

@@ -40,18 +40,8 @@ class Attempt:
 class AttemptSteps:
     """Takes the checkpoints of one query, one after the other, in the thread that calls it.
 
-    Parameters
-    ----------
-    machine, guard
-        The state of all checkpoints, and the lock to hold while it is read or changed.
-    store, files
-        Where checkpoints are published, and what is known of their files.
-    gather
-        Gathers a committed epoch; may take its time.
-    note
-        Called with each completed checkpoint.
-    new_requests
-        Returns the requests to the storage since the last call.
+    `guard` is held while `machine` is read or changed. `note` is called with each completed
+    checkpoint. `new_requests` returns the requests to the storage since its last call.
     """
 
     def __init__(
@@ -75,12 +65,9 @@ class AttemptSteps:
     def run(self, attempt: Attempt) -> CompletedCheckpoint:
         """Take a checkpoint that was triggered; it is durable on return.
 
-        Raises
-        ------
-        CheckpointAbortedError
-            If a subtask has not acknowledged it, or the caller has aborted it meanwhile.
-        CkptError, OSError
-            As the storage, the store and `gather`.
+        It raises ``CheckpointAbortedError`` if a subtask has not acknowledged the checkpoint, or if
+        the caller has aborted it while it was under way. Errors of the storage, the store and
+        `gather` pass through.
         """
         checkpoint_id = attempt.checkpoint_id
         with self._guard:
@@ -120,10 +107,8 @@ class AttemptSteps:
     def _acknowledge(self, attempt: Attempt, metadata: CheckpointMetadata) -> None:
         """Acknowledge a checkpoint for all subtasks whose state was read, and begin to publish it.
 
-        Raises
-        ------
-        CheckpointAbortedError
-            If a subtask is missing, or the checkpoint was aborted meanwhile.
+        It raises ``CheckpointAbortedError`` if a subtask is missing, or if the checkpoint was
+        aborted while it was under way.
         """
         subtasks = [
             Subtask(operator.uid, number)

@@ -52,19 +52,10 @@ def garbage(
 ) -> list[str]:
     """Return the paths of all files that are not needed.
 
-    Parameters
-    ----------
-    storage
-        The query's checkpoints directory.
-    needed
-        Paths that retained checkpoints and the handles of `epoch` refer to.
-    epoch
-        The newest epoch whose handles are in `needed`; files of later epochs stay.
-    pending
-        Ids of the base snapshots that are pending in those handles; their files stay.
-    kept_since
-        The epoch since which all files of a subtask stay, by the mark of its operator and its
-        number.
+    `needed` must contain the paths of the retained checkpoints and of the handles of `epoch`, which
+    is the newest epoch that it covers. Files of later epochs stay, and so do the files of the base
+    snapshots with ids in `pending`. `kept_since` has, by the mark of an operator and a subtask, the
+    epoch since which all files of that subtask stay.
     """
     kept = set(needed)
     since = kept_since or {}
@@ -81,14 +72,7 @@ def garbage_of(
 ) -> list[str]:
     """Return the paths of all files that are not needed after a checkpoint.
 
-    Parameters
-    ----------
-    storage
-        The query's checkpoints directory.
-    metadata
-        The newest checkpoint; the files of its handles are in `needed`.
-    needed
-        Paths that must stay.
+    `metadata` is the newest checkpoint, and `needed` must contain the files of its handles.
     """
     return garbage(
         storage,
@@ -131,17 +115,7 @@ logger = library_logger(__name__)
 
 
 class CheckpointFiles:
-    """The files of a query's checkpoints in its checkpoints directory.
-
-    Parameters
-    ----------
-    storage
-        The checkpoints directory.
-    store
-        Knows which checkpoints are complete.
-    forget
-        Is called with the paths of files that were cleaned.
-    """
+    """The files of a query's checkpoints in its checkpoints directory."""
 
     def __init__(
         self,
@@ -185,15 +159,7 @@ class CheckpointFiles:
     def present_epochs(
         self, query_id: str, is_present: Callable[[CheckpointMetadata], bool]
     ) -> dict[int, int | None]:
-        """Return the epochs of the complete checkpoints; the newest has none if it was lost.
-
-        Parameters
-        ----------
-        query_id
-            The query.
-        is_present
-            Returns whether a checkpoint's epoch is one that the query has committed.
-        """
+        """Return the epochs of the complete checkpoints; the newest has none if it was lost."""
         epochs = {number: self.epoch_of(number) for number in self.store.ids()}
         newest = max(epochs, default=None)
         metadata = None if newest is None else self.read(newest)
@@ -218,21 +184,10 @@ class CheckpointFiles:
         checkpoint are removed, so that the highest id is never lost. The next call repeats what
         has failed.
 
-        Parameters
-        ----------
-        completed
-            The ids of the retained checkpoints, oldest first.
-        uncertain
-            The ids of checkpoints that may be complete; their files stay.
-        retained_from
-            Complete checkpoints with lower ids are not retained, whichever driver made them.
-
-        Raises
-        ------
-        FencedError
-            If another driver has taken the query over.
-        OSError, CkptError
-            If not everything could be removed.
+        `completed` has the retained checkpoints, oldest first. Files of the checkpoints in
+        `uncertain` stay. Complete checkpoints with ids below `retained_from` are not retained,
+        whichever driver made them, and ``FencedError`` is raised if another driver has taken the
+        query over.
         """
         if not completed:
             return
@@ -243,12 +198,8 @@ class CheckpointFiles:
     def discard_all(self) -> None:
         """Remove all checkpoints and the files that only they need; the state stays.
 
-        Raises
-        ------
-        FencedError
-            If another driver has taken the query over; its checkpoints and their files stay.
-        OSError, CkptError
-            If not everything could be removed.
+        It raises ``FencedError`` if another driver has taken the query over; that driver's
+        checkpoints and their files stay.
         """
         newest = max(self.store.ids(), default=None)
         metadata = None if newest is None else self.read(newest)

@@ -43,12 +43,7 @@ from pyspark_ckpt.version import __version__
 class Gathering:
     """Gathers epochs of one query, one after the other; on the driver.
 
-    Parameters
-    ----------
-    spark
-        A session of :func:`reading_session`.
-    files
-        The query's directories and operators.
+    `spark` must be a session of :func:`reading_session`.
     """
 
     def __init__(self, spark: SparkSession, files: QueryFiles) -> None:
@@ -78,13 +73,7 @@ class Gathering:
 def metadata_at_end(
     spark: SparkSession, query: QueryFiles, epoch: int, checkpoint_id: int
 ) -> CheckpointMetadata:
-    """Return the metadata of a checkpoint of a stopped query's last epoch, without storing it.
-
-    Raises
-    ------
-    CheckpointAbortedError, CorruptFileError
-        If a part of the epoch is missing.
-    """
+    """Return the metadata of a checkpoint of a stopped query's last epoch, without storing it."""
     began_at_ms = now_ms()
     return metadata_of(
         gather_epoch(spark, query, epoch),
@@ -96,13 +85,7 @@ def metadata_at_end(
 
 
 def gather_epoch(spark: SparkSession, query: QueryFiles, epoch: int) -> EpochContents:
-    """Return the contents of a committed epoch of a running query, as :func:`gather`.
-
-    Raises
-    ------
-    CheckpointAbortedError, CorruptFileError
-        If a part of the epoch is missing.
-    """
+    """Return the contents of a committed epoch of a running query, as :func:`gather`."""
     handles_of = partial(committed_handles, spark, query, epoch)
     return gather(query, epoch, spark.version, handles_of, partial(check_files, spark=spark))
 
@@ -118,23 +101,8 @@ def gather(
 
     Source logs are copied into ``shared/`` of the query's checkpoints directory, durably.
 
-    Parameters
-    ----------
-    query
-        The query's directories and operators.
-    epoch
-        The epoch.
-    spark_version
-        The version of Spark that runs the query.
-    handles_of
-        Returns the handles that Spark committed for an operator, by its id.
-    check
-        Raises if a file is missing.
-
-    Raises
-    ------
-    CheckpointAbortedError, CorruptFileError
-        If a part of the epoch is missing.
+    `handles_of` is called with an operator's id, and `check` raises if a file is missing. If a part
+    of the epoch is missing, ``CheckpointAbortedError`` or ``CorruptFileError`` is raised.
     """
     phases, log = PhaseTimes(), query.spark_log
     operators = _operators(query, handles_of)

@@ -29,20 +29,7 @@ class Standing(Enum):
 
 
 class EpochRace:
-    """Knows whether one run of a query commits the query's epochs.
-
-    Parameters
-    ----------
-    query
-        The run of the query.
-    log
-        Spark's files in the ``checkpointLocation``, which all runs share.
-
-    Raises
-    ------
-    OSError
-        If they cannot be read.
-    """
+    """Knows whether one run of a query commits the query's epochs."""
 
     def __init__(self, query: StreamingQuery, log: SparkLog) -> None:
         self._query = query
@@ -56,13 +43,7 @@ class EpochRace:
         return self._has_won or self._own_epoch() is not None
 
     def standing(self) -> Standing:
-        """Return which driver has committed the newest epoch; may wait for Spark's report.
-
-        Raises
-        ------
-        OSError
-            If the committed epochs cannot be listed.
-        """
+        """Return which driver has committed the newest epoch; may wait for Spark's report."""
         if self._log.query_id() != self._query.id:
             # A rollback or a restore has replaced the epochs, and the numbers say nothing.
             return Standing.ANOTHERS

@@ -30,19 +30,7 @@ def check_files(
 ) -> None:
     """Check that files exist with the sizes that were written.
 
-    Parameters
-    ----------
-    storage
-        The storage of the files.
-    references
-        The files; each path is checked once.
-    spark
-        The session whose executors may help, ``None`` if there is none.
-
-    Raises
-    ------
-    CorruptFileError
-        If a file is missing or has another size.
+    Each path is checked once. The executors of `spark`, if it is given, may help.
     """
     files = list({reference.path: reference for reference in references}.values())
     if spark is None or not storage.is_remote or not storage.is_shared or len(files) <= ON_DRIVER:

@@ -27,24 +27,7 @@ from pyspark_ckpt.storage.open import Storage
 def read_handles(
     spark: SparkSession, log: SparkLog, epoch: int, operator_id: int, parallelism: int | None
 ) -> list[Handle]:
-    """Return the handles of an operator in Spark's state store at an epoch, unchecked.
-
-    Parameters
-    ----------
-    spark
-        The session.
-    log
-        Spark's files in the location.
-    epoch, operator_id
-        The epoch of the operator.
-    parallelism
-        Of the operator; ``None`` if it is unknown.
-
-    Raises
-    ------
-    CorruptFileError
-        If Spark does not have the state of all subtasks.
-    """
+    """Return the handles of an operator in Spark's state store at an epoch, unchecked."""
     if parallelism is not None:
         _check_names(log.storage, epoch, operator_id, parallelism)
     place = log.storage.hadoop_url, epoch, operator_id, parallelism
@@ -76,13 +59,9 @@ def committed_handles(
     It reads Spark's state store, and newer epochs may run meanwhile. A subtask that never had a row
     has no handle.
 
-    Raises
-    ------
-    CheckpointAbortedError
-        If Spark does not hold one handle per subtask of this operator, or a subtask did not start
-        from its initial state.
-    CorruptFileError
-        If Spark's offsets of the epoch cannot be read, or Spark has lost the state of a subtask.
+    ``CheckpointAbortedError`` means that Spark does not hold one handle per subtask, or that a
+    subtask did not start from its initial state. ``CorruptFileError`` means that Spark's offsets
+    are unreadable, or that Spark has lost the state of a subtask.
     """
     operator = query.operators.ours[operator_id]
     handles = _if_all_wrote(spark, query, epoch, operator_id) or read_handles(
@@ -98,13 +77,7 @@ def committed_handles(
 def committed_handle(
     spark: SparkSession, query: QueryFiles, epoch: int, operator_id: int, subtask: int
 ) -> Handle | None:
-    """Return the handle of one subtask at a committed epoch, ``None`` if it never had a row.
-
-    Raises
-    ------
-    CheckpointAbortedError
-        If Spark holds another handle for the subtask.
-    """
+    """Return the handle of one subtask at a committed epoch, ``None`` if it never had a row."""
     encoded = encoded_handle(spark, query.checkpoint_location, epoch, operator_id, subtask)
     handles = checked_handles(query, epoch, operator_id, list(map(decode_handle, encoded)))
     if any(handle.subtask != subtask for handle in handles):
@@ -119,13 +92,7 @@ def committed_handle(
 def checked_handles(
     query: QueryFiles, epoch: int, operator_id: int, handles: Sequence[Handle]
 ) -> tuple[Handle, ...]:
-    """Return the handles that Spark holds for an operator, checked: one per subtask at most.
-
-    Raises
-    ------
-    CheckpointAbortedError
-        If a handle is of another query, operator or subtask, or of a later epoch.
-    """
+    """Return the handles that Spark holds for an operator, checked: one per subtask at most."""
     operator = query.operators.ours[operator_id]
     subtasks = [handle.subtask for handle in handles]
     fitting = all(

@@ -12,13 +12,7 @@ logger = library_logger(__name__)
 
 
 class LostAttributesNotice:
-    """The warnings of one run of a query; on the driver.
-
-    Parameters
-    ----------
-    query_id
-        The query.
-    """
+    """The warnings of one run of a query; on the driver."""
 
     def __init__(self, query_id: str) -> None:
         self._query_id = query_id

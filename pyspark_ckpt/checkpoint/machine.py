@@ -92,19 +92,9 @@ class CheckpointMachine:
 
     The machine is not thread-safe. Its user calls one method at a time.
 
-    Parameters
-    ----------
-    subtasks
-        The subtasks that must acknowledge a checkpoint.
-    settings
-        Interval, pause, timeout, tolerance and retention.
-    clock
-        Milliseconds that never go back, from any start.
-    last_id
-        The highest id of any attempt so far, whether it was completed or not.
-    completed
-        The epochs of the retained checkpoints by id, ``None`` for one that cannot be read, or whose
-        epoch the query has lost.
+    `clock` returns milliseconds that never go back, from any start. `last_id` is the highest id of
+    any attempt so far, completed or not. `completed` maps the id of a retained checkpoint to its
+    epoch, ``None`` if the checkpoint cannot be read or the query has lost the epoch.
     """
 
     def __init__(
@@ -176,17 +166,8 @@ class CheckpointMachine:
     def trigger(self, epoch: int | None, *, periodic: bool) -> int | Refusal:
         """Begin a checkpoint; the one before must have ended.
 
-        Parameters
-        ----------
-        epoch
-            The newest committed epoch, ``None`` before the first.
-        periodic
-            Whether the checkpoint waits for the interval and the pause.
-
-        Returns
-        -------
-        int or Refusal
-            The id of the checkpoint, or why there is none.
+        `epoch` is the newest committed epoch, ``None`` before the first. A periodic checkpoint
+        waits for the interval and the pause.
         """
         assert self.pending() is None
         if self._is_shut_down:
@@ -228,10 +209,7 @@ class CheckpointMachine:
     def published(self, checkpoint_id: int) -> bool:
         """Complete a checkpoint whose ``_metadata`` is durable, and subsume older ones.
 
-        Returns
-        -------
-        bool
-            False if the checkpoint was aborted before.
+        It returns false if the checkpoint was aborted before.
         """
         if not self._change(checkpoint_id, CheckpointEvent.PUBLISHED):
             return False

@@ -39,15 +39,6 @@ class SparkStateCopies:
     Spark writes a file under another name and renames it. Therefore a file is identified by its
     fingerprint in the storage: number, size and time, or an object's tag. Checkpoints and
     savepoints use the copies at the same time.
-
-    Parameters
-    ----------
-    location
-        The ``checkpointLocation``.
-    checkpoints
-        The checkpoints directory.
-    names
-        Names of this driver's copies.
     """
 
     def __init__(self, location: Storage, checkpoints: Storage, names: CopyNames) -> None:
@@ -58,13 +49,7 @@ class SparkStateCopies:
         self._copied: dict[str, FileReference] = {}
 
     def keep(self, operator_id: int, name: str) -> SparkOperatorFile:
-        """Return a durable copy of a file.
-
-        Raises
-        ------
-        CheckpointAbortedError
-            If Spark has deleted it.
-        """
+        """Return a durable copy of a file."""
         source = f"{STATE}/{operator_id}/{name}"
         try:
             known = f"{self._names.mark} {source} {self._location.fingerprint(source)}"

@@ -33,26 +33,7 @@ def runner_of(
     settings: Settings,
     store: CompletedCheckpointStore | None = None,
 ) -> CheckpointRunner:
-    """Return the runner of a query.
-
-    Parameters
-    ----------
-    spark
-        A session that only reads.
-    files
-        The query's directories and operators.
-    storage
-        Its checkpoints directory, as the runner shall use it.
-    settings
-        Its settings.
-    store
-        As for :class:`CheckpointRunner`.
-
-    Raises
-    ------
-    OSError
-        If the checkpoints directory cannot be read.
-    """
+    """Return the runner of a query."""
     gathering = Gathering(spark, files.through(storage))
     subtasks = frozenset(
         Subtask(operator.uid, number)
@@ -74,20 +55,7 @@ def runner_of(
 
 
 def is_present(log: SparkLog, metadata: CheckpointMetadata) -> bool:
-    """Return whether a location has committed a checkpoint's epoch, with the same input.
-
-    Parameters
-    ----------
-    log
-        Spark's files in the location.
-    metadata
-        The checkpoint's.
-
-    Raises
-    ------
-    OSError
-        If they cannot be read.
-    """
+    """Return whether a location has committed a checkpoint's epoch, with the same input."""
     names = metadata.source_names
     sources = Sources(metadata.source_ids, () if names is msgspec.UNSET else names)
     try:
@@ -127,11 +95,6 @@ def last_metadata(
     """Return path and metadata of a checkpoint of a stopped query's last epoch.
 
     The checkpoint may be stored or not. All its files are in the checkpoints directory.
-
-    Raises
-    ------
-    CheckpointAbortedError, CorruptFileError
-        If a part of the epoch is missing.
     """
     newest = runner.newest()
     if newest is not None and newest.epoch == epoch and runner.covers(epoch):

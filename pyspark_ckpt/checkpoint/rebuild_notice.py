@@ -15,13 +15,7 @@ PATIENCE_EPOCHS = 3
 
 
 class RebuildNotice:
-    """The warnings of one run of a query; on the driver.
-
-    Parameters
-    ----------
-    query_id
-        The query.
-    """
+    """The warnings of one run of a query; on the driver."""
 
     def __init__(self, query_id: str) -> None:
         self._query_id = query_id

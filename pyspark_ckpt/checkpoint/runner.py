@@ -47,32 +47,11 @@ class CheckpointRunner:
     files has a `hold`. `listeners` are called for each checkpoint that ends. `fence` says whether
     another run of the query has begun.
 
-    Parameters
-    ----------
-    query_id, subtasks
-        The query, and all subtasks of its operators.
-    storage
-        The query's checkpoints directory.
-    settings
-        Interval, pause, timeout, tolerance and retention.
-    gather
-        Gathers a committed epoch; called in the thread of the steps, may take its time.
-    cancel
-        Ends the gathering soon, if it can; called at the timeout.
-    renew_copies
-        Lets the gathering rely on no copy of a file that was made before; called at a take-over.
-    is_present
-        Returns whether a checkpoint's epoch is one that the query has committed. Spark loses its
-        newest epochs in a power loss, and runs others with their numbers.
-    forget_copies
-        Is called with the paths of files that were cleaned.
-    store
-        The store, if the start has claimed it; by default it is claimed now.
-
-    Raises
-    ------
-    OSError
-        If the checkpoints directory cannot be read.
+    `gather` is called in the thread of the steps and may take its time, `cancel` is called at the
+    timeout, `renew_copies` at a take-over, and `forget_copies` with the paths of files that were
+    cleaned. `is_present` returns whether the query has committed a checkpoint's epoch: Spark loses
+    its newest epochs in a power loss, and runs others with their numbers. `store` is given if the
+    start has claimed it; otherwise it is claimed now.
     """
 
     def __init__(
@@ -133,25 +112,15 @@ class CheckpointRunner:
     def check_not_fenced(self) -> None:
         """Check that no other driver, or other start in this driver, has taken over the query.
 
-        Raises
-        ------
-        FencedError
-            If one has.
+        It raises ``FencedError`` if one has.
         """
         self._store.check()
 
     def take_over(self) -> bool:
         """Take back the fence from a driver that was started later.
 
-        Returns
-        -------
-        bool
-            False if the query was started again in this process, so that it was left.
-
-        Raises
-        ------
-        OSError, ConfigurationError
-            If it is not known to have worked.
+        It returns false, and takes nothing back, if the query was started again in this process.
+        ``OSError`` or ``ConfigurationError`` means that it is unknown whether the take-over worked.
         """
         with self.exclusive:
             # The other driver may be about to delete the copies that it found.
@@ -235,26 +204,10 @@ class CheckpointRunner:
     ) -> CompletedCheckpoint | Refusal:
         """Take a checkpoint of the newest committed epoch and clean up behind it.
 
-        Parameters
-        ----------
-        committed_epoch
-            Looks for that epoch.
-        periodic
-            Whether the checkpoint waits for the interval.
-        waits_for_listeners
-            Whether the call returns only after the listeners were called.
-
-        Returns
-        -------
-        CompletedCheckpoint or Refusal
-            The checkpoint, which is durable, or why none was triggered.
-
-        Raises
-        ------
-        CheckpointAbortedError
-            If it was aborted; it is recorded with its reason.
-        OSError, CkptError
-            If cleaning has failed for longer than checkpoints may fail.
+        A returned checkpoint is durable; a ``Refusal`` says why none was triggered. If the
+        checkpoint was aborted, it is recorded with its reason, and ``CheckpointAbortedError`` is
+        raised. Errors of cleaning are raised only after cleaning has failed for longer than
+        checkpoints may fail.
         """
         with log_fields(query=self.query_id):
             try:

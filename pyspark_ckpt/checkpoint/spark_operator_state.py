@@ -12,13 +12,7 @@ _OF_ONE_PARTITION = "globalLimit"
 
 
 def keep_spark_operators(query: QueryFiles, epoch: int) -> tuple[SparkOperatorMetadata, ...]:
-    """Return durable copies of the state of Spark's own operators at a committed epoch.
-
-    Raises
-    ------
-    CheckpointAbortedError
-        If a part of the state is missing.
-    """
+    """Return durable copies of the state of Spark's own operators at a committed epoch."""
     location = query.spark_log.storage
     parallelism = query.operators.descriptors[0].parallelism
     return tuple(

@@ -27,21 +27,8 @@ def in_time(
 ) -> _Result:
     """Return what `work` returns; it runs in a thread of its own.
 
-    Parameters
-    ----------
-    what
-        The work, for the error and the thread's name.
-    timeout_ms
-        How long to wait.
-    work
-        The call. It may continue after the time limit, and must do no harm then.
-    thread_class
-        The class of the thread.
-
-    Raises
-    ------
-    CheckpointAbortedError
-        If it takes longer; its reason is ``expired``.
+    `work` may continue after the time limit, and must do no harm then. In this case
+    ``CheckpointAbortedError`` is raised with the reason ``expired``.
     """
     call = _Call(work)
     thread_class(target=call.run, name=f"pyspark_ckpt {what}", daemon=True).start()
@@ -65,13 +52,7 @@ def expired(what: str, timeout_ms: int) -> CheckpointAbortedError:
 
 
 class CallThread:
-    """A daemon thread that runs calls in their order; a call that hangs holds up the next ones.
-
-    Parameters
-    ----------
-    name
-        The name of the thread.
-    """
+    """A daemon thread that runs calls in their order; a call that hangs holds up the next ones."""
 
     def __init__(self, name: str) -> None:
         self._name = name

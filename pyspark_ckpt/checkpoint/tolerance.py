@@ -23,14 +23,7 @@ class Patience:
 
     The log has equal failures in a row once, and an entry when the work succeeds again.
 
-    Parameters
-    ----------
-    what
-        The work, for the log.
-    limit_ms
-        How long the work may fail in a row.
-    clock
-        Milliseconds that never go back.
+    `clock` returns milliseconds that never go back.
     """
 
     def __init__(self, what: str, limit_ms: int, clock: Callable[[], int]) -> None:

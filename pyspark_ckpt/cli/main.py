@@ -28,21 +28,9 @@ OK, FAILED, USAGE = 0, 1, 2
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the entry point of ``pyspark-ckpt``.
 
-    Parameters
-    ----------
-    arguments
-        The arguments; by default the arguments of the process.
-
-    Returns
-    -------
-    int
-        0 if the command succeeded, 1 if it failed. For ``diff`` 0 if the snapshots are equal, 1 if
-        they differ, and 2 if it failed or was interrupted; ``prove`` alike.
-
-    Raises
-    ------
-    SystemExit
-        With 2 if the arguments are wrong, with 0 after ``--help``.
+    The exit status is 0 on success and 1 on failure. For ``diff`` and ``prove`` it is 0 if the
+    snapshots are equal, 1 if they differ, and 2 on a failure or an interrupt. Wrong arguments end
+    the process with 2.
     """
     logging.basicConfig(level=logging.WARNING, handlers=[_shown_warnings()])
     chosen = read_arguments(arguments)

@@ -91,42 +91,18 @@ def printable(text: str) -> str:
 
 
 def show(stream: TextIO, text: str) -> None:
-    """Write text for people; what the stream's encoding lacks is shown as ``?``.
-
-    Parameters
-    ----------
-    stream
-        The standard output, or that of errors.
-    text
-        The text.
-    """
+    """Write text for people; what the stream's encoding lacks is shown as ``?``."""
     encoding = stream.encoding or "utf-8"
     stream.write(text.encode(encoding, "replace").decode(encoding))
 
 
 def show_printable(stream: TextIO, text: str) -> None:
-    """Write text for people, without control characters; as :func:`show`.
-
-    Parameters
-    ----------
-    stream
-        The standard output, or that of errors.
-    text
-        The text.
-    """
+    """Write text for people, without control characters; as :func:`show`."""
     show(stream, printable(text))
 
 
 def hand_over(stream: TextIO, text: str) -> None:
-    """Write text that a program reads: in UTF-8, because no other encoding has every character.
-
-    Parameters
-    ----------
-    stream
-        The standard output.
-    text
-        The text.
-    """
+    """Write text that a program reads: in UTF-8, because no other encoding has every character."""
     below: BinaryIO | None = getattr(stream, "buffer", None)
     if below is None:  # a notebook's output, which takes any text
         stream.write(text)
@@ -136,20 +112,7 @@ def hand_over(stream: TextIO, text: str) -> None:
 
 
 def check_can_write(option: str, path: Path) -> None:
-    """Raise if a file cannot be written, as far as that is known without writing it.
-
-    Parameters
-    ----------
-    option
-        The option that names it.
-    path
-        The file.
-
-    Raises
-    ------
-    ConfigurationError
-        If it cannot.
-    """
+    """Raise if a file cannot be written, as far as that is known without writing it."""
     if path.is_dir():
         raise ConfigurationError(f"{option} {path} is a directory: give the name of a file")
     if not path.parent.is_dir():
@@ -166,10 +129,7 @@ def check_can_write(option: str, path: Path) -> None:
 def whole_file(path: str) -> Iterator[Path]:
     """Provide the file to write in place of one that appears, or changes, only once it is whole.
 
-    Parameters
-    ----------
-    path
-        The file of the user. A pipe or a device, such as ``/dev/stdout``, is written itself.
+    A pipe or a device, such as ``/dev/stdout``, is written directly.
     """
     wanted = Path(path).resolve()  # what a link stands for, not the link, gets another content
     if wanted.exists() and not wanted.is_file():
@@ -186,13 +146,7 @@ def whole_file(path: str) -> Iterator[Path]:
 
 
 def one_line(value: object) -> str:
-    """Return a name that a file has as text without line breaks, which would forge lines.
-
-    Parameters
-    ----------
-    value
-        The name.
-    """
+    """Return a name that a file has as text without line breaks, which would forge lines."""
     return printable(str(value)).replace("\n", "?")
 
 

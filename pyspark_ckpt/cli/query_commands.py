@@ -83,13 +83,7 @@ def _answered(arguments: Namespace, action: Action, *, drain: bool) -> tuple[str
 
 
 def _wait_until_taken(files: RequestFiles, request_id: str, pick_up_s: float) -> None:
-    """Wait until a query takes the request. If no query takes it, withdraw it.
-
-    Raises
-    ------
-    CheckpointAbortedError
-        If no query takes the request in time.
-    """
+    """Wait until a query takes the request. If no query takes it, withdraw it."""
     deadline = time.monotonic() + pick_up_s
     while files.claim_of(request_id) is None:
         if time.monotonic() > deadline and files.claim(request_id, Claimant.REQUESTER):
@@ -103,13 +97,7 @@ def _wait_until_taken(files: RequestFiles, request_id: str, pick_up_s: float) ->
 
 
 def _wait(files: RequestFiles, request_id: str, timeout_s: float) -> Answer:
-    """Return the answer to a request that a query has taken.
-
-    Raises
-    ------
-    CheckpointAbortedError
-        If there is no answer in time.
-    """
+    """Return the answer to a request that a query has taken."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         answer = files.answer_to(request_id)

@@ -58,17 +58,7 @@ def release(arguments: Namespace) -> Result:
 
 
 def requested(request_id: str, uid: str, keys: list[tuple[Any, ...]] | None) -> dict[str, Any]:
-    """Return a request as the command shows it, with keys as ``--key`` takes them.
-
-    Parameters
-    ----------
-    request_id
-        The id of the request.
-    uid
-        The operator.
-    keys
-        The keys, ``None`` for all.
-    """
+    """Return a request as the command shows it, with keys as ``--key`` takes them."""
     return {
         "request": request_id,
         "operator": uid,

@@ -83,15 +83,7 @@ def prove(arguments: Namespace) -> Result:
 
 
 def reported(report: ShadowReport, html: Path | None) -> Result:
-    """Return the result of a proof, and write it as HTML; it is shown also if that fails.
-
-    Parameters
-    ----------
-    report
-        What was found.
-    html
-        Where it is written.
-    """
+    """Return the result of a proof, and write it as HTML; it is shown also if that fails."""
     fields, text = _fields(report), f"{report!r}\n"
     is_answer = report.is_equal or report.differences > 0
     if html is not None:

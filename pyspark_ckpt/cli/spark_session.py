@@ -29,18 +29,7 @@ _RUN_NAME = "pyspark_ckpt_plan"
 
 @contextmanager
 def local_session(conf: Sequence[str]) -> Iterator[SparkSession]:
-    """Provide a local Spark session to a command, and stop it afterwards.
-
-    Parameters
-    ----------
-    conf
-        ``KEY=VALUE`` pairs for the session, as for ``spark-submit --conf``.
-
-    Raises
-    ------
-    ConfigurationError
-        If a pair has no ``=``.
-    """
+    """Provide a local Spark session to a command, and stop it afterwards."""
     builder = SparkSession.builder.master("local[2]").appName("pyspark-ckpt").config(map=_MAIN_CONF)
     for pair in conf:
         key, equals, value = pair.partition("=")
@@ -59,18 +48,8 @@ def local_session(conf: Sequence[str]) -> Iterator[SparkSession]:
 def query_of(program: str, spark: SparkSession) -> DataFrame | CheckpointedStreamWriter:
     """Return the query that a function of the user's program builds.
 
-    Parameters
-    ----------
-    program
-        ``FILE.py:FUNCTION``. The file is run with another ``__name__`` than ``__main__``. Then the
-        function is called, with the session if it takes a parameter.
-    spark
-        The session.
-
-    Raises
-    ------
-    ConfigurationError
-        If there is no such file or function, or the function does not return a query.
+    `program` is ``FILE.py:FUNCTION``. The file is run with another ``__name__`` than ``__main__``.
+    Then the function is called, with the session if it takes a parameter.
     """
     function = function_of(program)
     try:
@@ -86,13 +65,7 @@ def query_of(program: str, spark: SparkSession) -> DataFrame | CheckpointedStrea
 
 
 def function_of(program: str) -> Callable[..., Any]:
-    """Return a function of a user's program, ``FILE.py:FUNCTION``.
-
-    Raises
-    ------
-    ConfigurationError
-        If there is no such file or function.
-    """
+    """Return a function of a user's program, ``FILE.py:FUNCTION``."""
     path, _, name = program.rpartition(":")
     if not path or not name:
         raise ConfigurationError(f"{program!r} is not FILE.py:FUNCTION: name a function in a file")

@@ -143,13 +143,7 @@ def _view(snapshot: Snapshot, arguments: Namespace) -> TableView:
 
 
 def only_operator(snapshot: Snapshot, name: str | None) -> str:
-    """Return the uid of the only operator, or of the only one that has a state.
-
-    Raises
-    ------
-    ConfigurationError
-        If there are several.
-    """
+    """Return the uid of the only operator, or of the only one that has a state."""
     frame = snapshot.states()
     found = list(snapshot.operators)
     if name is not None:
@@ -174,13 +168,7 @@ def _of_one_key(view: StateView, texts: Sequence[str | None]) -> list[Row]:
 
 
 def key_of(view: StateView, texts: Sequence[str | None]) -> tuple[Any, ...]:
-    """Return a key from the text of each of its columns, ``None`` for a null.
-
-    Raises
-    ------
-    ConfigurationError
-        If there is not one text for each key column, or a text does not fit its column.
-    """
+    """Return a key from the text of each of its columns, ``None`` for a null."""
     fields = view.key_fields
     if len(texts) != len(fields):
         raise ConfigurationError(

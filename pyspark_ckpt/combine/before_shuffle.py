@@ -19,17 +19,7 @@ _BATCH_ROWS = 100_000
 
 
 class CombinedBeforeShuffle:
-    """The function given to ``mapInArrow``.
-
-    Parameters
-    ----------
-    combination
-        What is combined.
-    keys
-        The key columns.
-    most_bytes
-        How much of the input is held at once.
-    """
+    """The function given to ``mapInArrow``."""
 
     def __init__(
         self, combination: Combination, keys: Sequence[str], most_bytes: int = MOST_BYTES

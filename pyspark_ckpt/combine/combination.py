@@ -46,22 +46,7 @@ class Combination(Protocol):
 
 
 class Aggregates:
-    """Declared aggregates.
-
-    Parameters
-    ----------
-    aggregates
-        The aggregates by the name of their result.
-    rows
-        The schema of the stream.
-    where
-        The operator, for errors.
-
-    Raises
-    ------
-    PlanError
-        If a column is missing, or has a type that does not allow its aggregate.
-    """
+    """Declared aggregates."""
 
     def __init__(self, aggregates: Mapping[str, Aggregate], rows: T.StructType, where: str) -> None:
         self._aggregates = [_Column.of(name, one, rows, where) for name, one in aggregates.items()]
@@ -101,13 +86,7 @@ class Aggregates:
         return pa.Table.from_arrays([*(rows.column(key) for key in keys), *columns], names=names)
 
     def merge(self, partials: pa.Table, keys: Sequence[str]) -> pa.Table:
-        """Return one partial row per key.
-
-        Raises
-        ------
-        StateValueError
-            If a sum does not fit its type; names the column.
-        """
+        """Return one partial row per key."""
         try:
             return merged(partials, keys, self._merged)
         except SumTooLargeError as exc:
@@ -146,17 +125,7 @@ class _Column:
 
 
 class FunctionOverTables:
-    """A user's function, which merges partial rows; the rows of the stream are partial rows.
-
-    Parameters
-    ----------
-    function
-        The function.
-    schema
-        The columns of partial rows.
-    where
-        The operator, for errors.
-    """
+    """A user's function, which merges partial rows; the rows of the stream are partial rows."""
 
     needs_order = False
     first_marks: Sequence[str] = ()
@@ -177,13 +146,7 @@ class FunctionOverTables:
         return pa.Table.from_arrays([*(rows.column(key) for key in keys), *columns], names=names)
 
     def merge(self, partials: pa.Table, keys: Sequence[str]) -> pa.Table:
-        """Return what the function makes of partial rows.
-
-        Raises
-        ------
-        StateValueError
-            If that is no table, lacks a column, has another type, or has not one row per key.
-        """
+        """Return what the function makes of partial rows."""
         found = self.function(partials, list(keys))
         if not isinstance(found, pa.Table):
             raise StateValueError(

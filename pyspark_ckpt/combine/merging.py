@@ -39,19 +39,7 @@ class SumTooLargeError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """A column of partial values.
-
-    Parameters
-    ----------
-    name
-        Its name.
-    merge
-        How its values are merged.
-    data_type
-        Its Spark type.
-    where
-        The operator, for errors.
-    """
+    """A column of partial values."""
 
     name: str
     merge: Merge
@@ -62,20 +50,8 @@ class Merged:
 def merged(table: pa.Table, keys: Sequence[str], columns: Sequence[Merged]) -> pa.Table:
     """Return one row per key, in the order in which the keys come first.
 
-    Parameters
-    ----------
-    table
-        The keys, the partial values, and perhaps columns of :func:`first_mark`; of one key the
-        earlier rows come first.
-    keys
-        The columns of the keys.
-    columns
-        The columns of partial values.
-
-    Raises
-    ------
-    SumTooLargeError
-        If a sum does not fit its type; names the column.
+    In `table`, earlier rows of a key must come first. It may also have columns of
+    :func:`first_mark`.
     """
     steps = [_step(column, table, f"__ckpt_{place}") for place, column in enumerate(columns)]
     given = {name: array for step in steps for name, array in step.given.items()}

@@ -32,20 +32,9 @@ COMBINE_ROWS = "combineRows"
 class CombinationPlan:
     """Everything that goes into a combination; built on the driver.
 
-    Parameters
-    ----------
-    keyed
-        The rows.
-    combination
-        What is combined.
-    uid
-        The operator's uid, ``None`` for the only operator of a query.
-    output_mode
-        ``Append`` or ``Update``.
-    before_shuffle
-        Whether rows are combined in the map tasks; ``None`` wherever it cannot change a result.
-    ttl_ms
-        How long a key is kept behind its last row, in milliseconds; ``None`` for ever.
+    `uid` is ``None`` for the only operator of a query. If `before_shuffle` is ``None``, rows are
+    combined in the map tasks wherever that cannot change a result. A key is kept for `ttl_ms` after
+    its last row, forever if it is ``None``.
     """
 
     keyed: KeyedInput
@@ -56,13 +45,7 @@ class CombinationPlan:
     ttl_ms: int | None
 
     def build(self) -> DataFrame:
-        """Return a row per key and epoch that has rows of the key.
-
-        Raises
-        ------
-        PlanError
-            If a name stands twice, or rows cannot be combined before the shuffle but must be.
-        """
+        """Return a row per key and epoch that has rows of the key."""
         before_shuffle = self._combines_before_shuffle()
         keys = self.keyed.columns.key_schema
         _check_names([*keys.names, *self.combination.schema.names], self._where)
@@ -106,19 +89,8 @@ class CombinationPlan:
 def rows_combined(keyed: KeyedInput, aggregates: Aggregates, *, in_any_order: bool) -> KeyedInput:
     """Return a stream of partial rows: one for each key of a piece of a map task's rows, or more.
 
-    Parameters
-    ----------
-    keyed
-        The rows.
-    aggregates
-        What is combined.
-    in_any_order
-        Whether a result may depend on the order in which rows are taken.
-
-    Raises
-    ------
-    PlanError
-        If the rows cannot be combined, or a result may depend on their order and must not.
+    `in_any_order` says whether a result may depend on the order in which rows are taken. If it must
+    not and does, ``PlanError`` is raised.
     """
     other = _not_grouped(keyed, aggregates)
     if other:

@@ -21,14 +21,8 @@ STATE = "combined"
 class CombiningProcessor(ArrowProcessor):
     """Merges what came for a key in an epoch with what the state has.
 
-    Parameters
-    ----------
-    combination
-        What is combined.
-    combines_rows
-        Whether rows come as they are; else they come as partial rows.
-    ttl_ms
-        How long a key is kept behind its last row, in milliseconds; ``None`` for ever.
+    If `combines_rows` is false, the rows arrive as partial rows. A key is kept for `ttl_ms` after
+    its last row, forever if it is ``None``.
     """
 
     def __init__(

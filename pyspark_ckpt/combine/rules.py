@@ -63,13 +63,7 @@ def has_collation(data_type: T.DataType) -> bool:
 
 
 def result_type(aggregate: Aggregate, data_type: T.DataType, where: str) -> T.DataType:
-    """Return the Spark type of a result, and of partial values, for a type of the column.
-
-    Raises
-    ------
-    PlanError
-        If the column's type does not allow this aggregate; begins with `where`.
-    """
+    """Return the Spark type of a result, and of partial values, for a type of the column."""
     if isinstance(aggregate, Count):
         return T.LongType()
     if isinstance(aggregate, CollectList):

@@ -47,14 +47,7 @@ def new_token() -> str:
 def guard(app: Flask, host: str, token: str | None) -> None:
     """Check each request of an application, and add headers to each answer.
 
-    Parameters
-    ----------
-    app
-        The application.
-    host
-        Where it is served.
-    token
-        The token that each request must have; ``None`` on loopback.
+    Each request must have `token`, which is ``None`` on loopback.
     """
     names = _LOCAL_NAMES | {host}
 

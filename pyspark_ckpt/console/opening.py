@@ -32,21 +32,8 @@ class Begun(msgspec.Struct, frozen=True, kw_only=True):
 class Console:
     """A console that is served until this process ends or it is closed.
 
-    Parameters
-    ----------
-    url : str
-        The address to open in a browser.
-    close : callable
-        Ends it.
-    wait : callable
-        Returns once it was closed; raises :class:`CkptError` if its process ended by itself.
-
-    Examples
-    --------
-    >>> console = query.ui()
-    >>> console.url.startswith("http://127.0.0.1:")
-    True
-    >>> console.close()
+    `wait` returns once the console was closed, and raises :class:`CkptError` if its process ended
+    by itself. `close` ends the console.
     """
 
     url: str
@@ -62,21 +49,7 @@ def open_server(
 ) -> tuple[Any, str]:
     """Return a server that listens and does not answer yet, and its address.
 
-    Parameters
-    ----------
-    root
-        The directory, or what was unpacked from a bundle.
-    host, port
-        Where it listens; port 0 takes any free port.
-    bundle
-        The path of the bundle, if it is one.
-
-    Raises
-    ------
-    ConfigurationError
-        If the extra ``ui`` is not installed, or no host has that name.
-    OSError
-        If the port is in use.
+    Port 0 takes any free port. It raises ``OSError`` if the port is in use.
     """
     try:
         from pyspark_ckpt.console.server import make_server
@@ -92,15 +65,6 @@ def open_console(directory: str, *, host: str, port: int, bundle: str | None = N
 
     It is a process because a server in this one would take turns with the threads of a driver. It
     has a session of its own, so that its low priority counts for it only, and for all of it.
-
-    Parameters
-    ----------
-    directory
-        The path or URL of the directory.
-    host, port
-        Where it listens; port 0 takes any free port.
-    bundle
-        The path of the bundle that was unpacked into the directory, if it was.
     """
     process = subprocess.Popen(  # noqa: S603  # this Python, and a module of this library
         [sys.executable, "-m", SERVING, directory, host, str(port), bundle or ""],

@@ -121,19 +121,7 @@ def make_app(
     token: str | None = None,
     bundle: str | None = None,
 ) -> Flask:
-    """Return the application that shows a directory.
-
-    Parameters
-    ----------
-    root
-        The directory, or what was unpacked from a bundle.
-    host
-        Where it is served.
-    token
-        The token that requests need.
-    bundle
-        The path of the bundle, if it is one.
-    """
+    """Return the application that shows a directory."""
     app = Flask("pyspark_ckpt.console.html", static_folder="static")
     made = None if bundle is None else made_at_ms(root)
     site = pages.Site(bundle or root.url, bundle is not None, made)
@@ -296,23 +284,8 @@ def make_server(
 ) -> tuple[Any, str]:
     """Return a server that listens and does not answer yet, and the address of its first page.
 
-    Parameters
-    ----------
-    root
-        The directory, or what was unpacked from a bundle.
-    host, port
-        Where it listens; port 0 takes any free port.
-    token
-        The token that requests need. Elsewhere than on loopback there is one in any case.
-    bundle
-        The path of the bundle, if it is one.
-
-    Raises
-    ------
-    ConfigurationError
-        If no host has that name.
-    OSError
-        If the port is in use.
+    Port 0 takes any free port. On other hosts than loopback, requests need a token even if `token`
+    is ``None``. It raises ``OSError`` if the port is in use.
     """
     host = host.removeprefix("[").removesuffix("]")  # as an address of IPv6 is written in a URL
     if token is None and not is_loopback(host):

@@ -24,17 +24,7 @@ _AUTOGROUP = Path("/proc/self/autogroup")
 
 
 def main(directory: str, host: str, port: str, bundle: str = "") -> int:
-    """Serve a directory until the standard input ends; return the exit status.
-
-    Parameters
-    ----------
-    directory
-        The path or URL of the directory.
-    host, port
-        Where it listens; port 0 takes any free port.
-    bundle
-        The path of the bundle that was unpacked into the directory, if it was.
-    """
+    """Serve a directory until the standard input ends; return the exit status."""
     try:
         root = open_storage(directory)
         server, url = open_server(root, host=host, port=int(port), bundle=bundle or None)

@@ -18,15 +18,6 @@ def edited_contents(
     """Return the contents of a savepoint that is made of another.
 
     Its state is that of no query. So it has a query id of its own, and the source as its origin.
-
-    Parameters
-    ----------
-    source
-        The checkpoint or savepoint.
-    uids
-        The operators of the new savepoint.
-    parent
-        The origin, by default the source.
     """
     metadata = source.metadata
     stored = {operator.uid for operator in metadata.operators}

@@ -233,14 +233,7 @@ def _of_spark(source: RestoreSource, others: Iterable[str] = ()) -> tuple[str, .
 
 
 def _savepoints_below(place: Storage, levels: int) -> Iterator[Storage]:
-    """Return the directories of savepoints below a directory, whatever their names.
-
-    Raises
-    ------
-    PlanError
-        If there are checkpoints too, links, savepoints inside a savepoint, or directories below so
-        many levels.
-    """
+    """Return the directories of savepoints below a directory, whatever their names."""
     names = place.list()
     if any(checkpoint_id_of(name) is not None for name in names):
         raise PlanError(

@@ -34,15 +34,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 @dataclass(frozen=True, slots=True)
 class KeyBytes:
-    """What the entries of others have that mention a key.
-
-    Parameters
-    ----------
-    patterns
-        The bytes of each text, number and binary of the keys.
-    too_short
-        How many keys have one of fewer bytes than are searched for.
-    """
+    """What the entries of others have that mention a key."""
 
     patterns: frozenset[bytes] = frozenset()
     too_short: int = 0
@@ -96,15 +88,7 @@ def _forms(leaf: Any) -> tuple[bytes, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a savepoint has of keys.
-
-    Parameters
-    ----------
-    own
-        How many entries are state or a timer of a key.
-    mentions
-        How many others contain bytes of a key.
-    """
+    """What a savepoint has of keys."""
 
     own: int = 0
     mentions: int = 0
@@ -114,14 +98,7 @@ class Found:
 class KeySearch:
     """Searches savepoints for keys, in Spark jobs.
 
-    Parameters
-    ----------
-    spark
-        The session whose executors search.
-    keys
-        The keys of each operator, by its uid, as they are stored behind their key groups.
-    key_bytes
-        The bytes that mention a key.
+    `keys` are as they are stored after their key groups, by the uid of the operator.
     """
 
     spark: SparkSession

@@ -51,32 +51,8 @@ DEFAULT_BACKEND = "rocksdb"
 class OperatorEdit:
     """The changes of one operator; nothing is written before ``OperatorJob.written``.
 
-    Parameters
-    ----------
-    where
-        The savepoint and operator, for errors.
-    operator
-        The operator as it shall be, without its states.
-    states
-        Its states by their ids.
-    stored
-        The operator as it is stored, ``None`` if it is new.
-    unified
-        The stored states of all subtasks as one list.
-    source
-        The directory that the stored files' paths start from.
-    watermark_ms
-        The watermark of what is stored.
-    put
-        The rows that become a state, by the state's id.
-    timers
-        The rows that become the timers, ``None`` if the timers stay.
-    raw
-        The rows that become the raw state, ``None`` if the raw state stays.
-    erased
-        The keys that are removed.
-    keyed
-        Whether stored entries of keys are kept.
+    `states` and `put` are by the id of the state. `stored` is ``None`` if the operator is new. If
+    `timers` or `raw` is ``None``, the stored timers or the stored raw state stay.
     """
 
     where: str
@@ -112,13 +88,7 @@ class OperatorEdit:
         return Place(self.key_schema, operator.parallelism, operator.max_parallelism)
 
     def state_id(self, name: str) -> int:
-        """Return the id of a state.
-
-        Raises
-        ------
-        PlanError
-            If there is no state of the name.
-        """
+        """Return the id of a state."""
         for state_id, state in enumerate(self.states):
             if state.name == name and state.kind != FREE:
                 return state_id
@@ -134,26 +104,14 @@ class OperatorEdit:
         return kind_of(self.states[state_id]).movement
 
     def put_state(self, name: str, rows: DataFrame, *, in_ms: bool = False) -> None:
-        """Replace a state by rows, whose times may be in milliseconds.
-
-        Raises
-        ------
-        PlanError
-            If there is no such state, or the rows lack a column.
-        """
+        """Replace a state by rows, whose times may be in milliseconds."""
         state_id = self.state_id(name)
         state, columns = self.states[state_id], self.columns(state_id)
         rows = selected(rows, columns, f"{self.where}, state {name!r}", in_ms=in_ms)
         self.put[state_id] = stored_times(rows, columns, state, in_ms=in_ms)
 
     def put_timers(self, rows: DataFrame, *, in_ms: bool = False) -> None:
-        """Replace all timers by rows, whose times may be in milliseconds.
-
-        Raises
-        ------
-        PlanError
-            If the operator has no clock, or the rows lack a column.
-        """
+        """Replace all timers by rows, whose times may be in milliseconds."""
         if self.operator.time_mode is TimeMode.NONE:
             raise PlanError(f"{self.where} has timeMode='None', so it cannot have timers")
         columns = timer_columns(self.key_schema)
@@ -161,13 +119,7 @@ class OperatorEdit:
         self.timers = stored_times(rows, columns, None, in_ms=in_ms)
 
     def table(self, spark: SparkSession, name: str) -> DataFrame:
-        """Return a state as it is now, with the changes so far, as a DataFrame.
-
-        Raises
-        ------
-        PlanError
-            If there is no such state.
-        """
+        """Return a state as it is now, with the changes so far, as a DataFrame."""
         state_id = self.state_id(name)
         rows = self._rows(spark, state_id)
         return shown_times(rows, self.columns(state_id), self.states[state_id])
@@ -211,13 +163,7 @@ class OperatorEdit:
         return self._without_erased(stored_table(spark, self._stored_handles(), read))
 
     def put_raw(self, rows: DataFrame) -> None:
-        """Replace the raw state of all subtasks by rows.
-
-        Raises
-        ------
-        PlanError
-            If the rows lack a column.
-        """
+        """Replace the raw state of all subtasks by rows."""
         self.raw = selected(rows, raw_columns(), f"{self.where}, raw state")
 
     def raw_table(self, spark: SparkSession) -> DataFrame:
@@ -231,13 +177,7 @@ class OperatorEdit:
         return () if self.stored is None else self.stored.handles
 
     def drop_state(self, name: str) -> None:
-        """Remove a state.
-
-        Raises
-        ------
-        PlanError
-            If there is no such state.
-        """
+        """Remove a state."""
         state_id = self.state_id(name)
         self.states[state_id] = FREE_PLACE
         self.dropped.add(state_id)
@@ -278,13 +218,7 @@ class OperatorEdit:
         )
 
     def rekey(self, spark: SparkSession, function: RowsFunction, key_schema: T.StructType) -> None:
-        """Give all that belongs to keys the keys that a function makes of theirs.
-
-        Raises
-        ------
-        PlanError
-            If a column cannot be a key, or keys are parked.
-        """
+        """Give all that belongs to keys the keys that a function makes of theirs."""
         for each in key_schema.fields:
             check_new_key(each)
         self._check_none_parked(spark)

@@ -17,13 +17,7 @@ Edit = TypeVar("Edit", bound="OperatorEdits")
 
 
 class OperatorEdits:
-    """Changes of operators, as ``StateEdit`` has them.
-
-    Parameters
-    ----------
-    spark
-        The session whose executors do the work.
-    """
+    """Changes of operators, as ``StateEdit`` has them."""
 
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark

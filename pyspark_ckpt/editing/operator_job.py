@@ -60,15 +60,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class OperatorJob:
-    """The job of one operator.
-
-    Parameters
-    ----------
-    spark
-        The session whose executors do the work.
-    edit
-        The operator and its changes.
-    """
+    """The job of one operator."""
 
     spark: SparkSession
     edit: OperatorEdit
@@ -76,12 +68,8 @@ class OperatorJob:
     def written(self, target: Target, times: Times) -> list[Handle]:
         """Write the operator's state; return the handles of its subtasks, whose files are durable.
 
-        Raises
-        ------
-        CkptError
-            If a row does not fit its state, or a stored file is corrupt.
-        pyspark.errors.PySparkException, py4j.protocol.Py4JJavaError
-            If the job fails for another reason.
+        It raises ``CkptError`` if a row does not fit its state or a stored file is corrupt. If the
+        job fails for another reason, the error of Spark or Py4J passes through.
         """
         operator, states = self.edit.operator, self.edit.states
         write = WriteEntries(

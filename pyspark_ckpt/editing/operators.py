@@ -55,15 +55,7 @@ def declared_operator(
     max_parallelism: int | None,
     has_watermark: bool | None,  # noqa: FBT001  # passed on from keyword arguments
 ) -> OperatorDescriptor:
-    """Return the operator of a processor, as ``StateEdit.add_operator`` is given it.
-
-    Raises
-    ------
-    PlanError
-        If an argument is not allowed.
-    ProcessorError
-        If ``init`` raises.
-    """
+    """Return the operator of a processor, as ``StateEdit.add_operator`` is given it."""
     mode = _TIME_MODES.get(str(time_mode).lower())
     if mode is None:
         raise PlanError(
@@ -87,13 +79,7 @@ def declared_operator(
 
 
 def key_columns(keys: T.StructType | str, uid: str) -> T.StructType:
-    """Return key columns as a stream has them, which may be null.
-
-    Raises
-    ------
-    PlanError
-        If there is none, or one cannot be a key.
-    """
+    """Return key columns as a stream has them, which may be null."""
     schema = keys if isinstance(keys, T.StructType) else parse_schema(keys)
     if not schema.fields:
         raise PlanError(f"operator {uid!r}: give at least one key column")

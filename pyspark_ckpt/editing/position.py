@@ -25,23 +25,10 @@ _SEPARATORS = (",", ":")
 class Position:
     """The position of a query that has not run here.
 
-    Parameters
-    ----------
-    offsets_entry
-        Spark's text of the offsets: in an entry without offsets, the sources of the restored query
-        start as their options say.
-    epoch
-        The number of the last epoch that the state contains.
-    watermark_ms
-        The watermark after it.
-    commits_entry
-        Spark's text of the commit.
-    source_ids
-        The source of each offset.
-    source_names
-        The names that the user gave the sources, if Spark uses names.
-    source_files
-        Files of the sources' logs, by source and name, each with its storage and its path there.
+    `epoch` is the last epoch that the state contains, and `watermark_ms` is the watermark after it.
+    If `offsets_entry` has no offsets, the sources of the restored query start as their options say.
+    `source_files` has files of the sources' logs by source and name, each with its storage and its
+    path there.
     """
 
     offsets_entry: str
@@ -72,22 +59,9 @@ def position_of(
 ) -> Position:
     """Return the position at given offsets.
 
-    Parameters
-    ----------
-    offsets
-        The offset of each source by its number, ``None`` for a source that starts as its options
-        say; ``None`` if all do.
-    watermark_ms, epoch
-        The watermark, and the number of the last epoch.
-    source_ids
-        The source at each place of the query, if the query is known.
-    source_names
-        The names that the user gave the sources.
-
-    Raises
-    ------
-    PlanError
-        If an offset is no offset, or the query has another number of sources.
+    An offset is ``None`` for a source that starts as its options say; `offsets` is ``None`` if all
+    do. `epoch` is the last epoch. `source_ids` has the source at each place of the query, if the
+    query is known.
     """
     if not isinstance(epoch, int) or not 0 <= epoch < 1 << 62:
         raise PlanError(f"epoch is {epoch!r}: give the number of an epoch, from 0")

@@ -30,23 +30,9 @@ _NEVER_BUSY_MS = float("inf")
 class Saving:
     """The work of writing a savepoint.
 
-    Parameters
-    ----------
-    spark
-        The session whose executors write the state.
-    contents
-        The savepoint without its operators.
-    operators
-        The operators, changed or not.
-    ids
-        The id of each operator, by uid.
-    source
-        What the files of `contents` and of stored operators lie in; ``None`` without a source.
-    logs
-        Logs of sources that lie in no source, with their content.
-    failed_read
-        Returns the error of an operator's job that failed because its rows could not be read, and
-        ``None`` if it does not know why.
+    `ids` has the id of each operator by uid. The files of `contents` and of stored operators lie in
+    `source`, which is ``None`` if there are none. `failed_read` returns the error of an operator's
+    job that failed because its rows could not be read, ``None`` if it does not know the cause.
     """
 
     spark: SparkSession
@@ -62,10 +48,7 @@ class Saving:
     ) -> Savepoint:
         """Write the savepoint; `check` raises if it may not be completed.
 
-        Raises
-        ------
-        CkptError
-            If a file is corrupt, a row does not fit, or a job failed; nothing remains.
+        If it fails, nothing remains in the directory.
         """
         new = NewSavepoint(self.contents.query_id, directory)
         try:

@@ -51,16 +51,7 @@ def stored_times(
 ) -> DataFrame:
     """Return rows with stored times in place of those that are given.
 
-    Parameters
-    ----------
-    rows
-        The rows of a table.
-    columns
-        The columns of the table.
-    state
-        The state, ``None`` for timers.
-    in_ms
-        Whether the times are given in milliseconds rather than as timestamps.
+    `state` is ``None`` for timers.
     """
     name = columns.fires_at or columns.expires_at
     if name is None or name not in rows.columns:

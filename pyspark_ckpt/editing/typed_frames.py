@@ -44,19 +44,7 @@ def stored_table(
 
 
 class ReadState:
-    """Reads a keyed state of one subtask; shipped to executors.
-
-    Parameters
-    ----------
-    source
-        The directory that the files' paths start from.
-    state
-        The state as all subtasks together have it.
-    schema
-        The columns of the table in Spark's types.
-    where
-        The operator, for errors.
-    """
+    """Reads a keyed state of one subtask; shipped to executors."""
 
     def __init__(
         self, source: str, state: StateDescriptor, schema: T.StructType, where: str
@@ -78,13 +66,7 @@ class ReadState:
 
 
 class ReadTimers:
-    """Reads the timers of one subtask; shipped to executors.
-
-    Parameters
-    ----------
-    source, schema, where
-        As for :class:`ReadState`.
-    """
+    """Reads the timers of one subtask; shipped to executors."""
 
     def __init__(self, source: str, schema: T.StructType, where: str) -> None:
         self.source = source
@@ -98,13 +80,7 @@ class ReadTimers:
 
 
 class ReadRaw:
-    """Reads the raw state of one subtask; shipped to executors.
-
-    Parameters
-    ----------
-    source, schema, where
-        As for :class:`ReadState`.
-    """
+    """Reads the raw state of one subtask; shipped to executors."""
 
     def __init__(self, source: str, schema: T.StructType, where: str) -> None:
         self.source = source
@@ -151,30 +127,14 @@ def _in_schema(
 
 @dataclass(frozen=True, slots=True)
 class RowsFunction:
-    """A user's function over parts of a table.
-
-    Parameters
-    ----------
-    function
-        From a table of rows to a table of rows.
-    as_pandas
-        Whether it takes and returns pandas frames rather than Arrow tables.
-    where
-        The operator and state, for errors.
-    """
+    """A user's function over parts of a table."""
 
     function: Callable[[Any], Any]
     as_pandas: bool
     where: str
 
     def __call__(self, rows: pa.Table, schema: pa.Schema) -> pa.Table:
-        """Return what the function makes of rows, with the columns of a schema.
-
-        Raises
-        ------
-        ProcessorError
-            If the function raises, or returns something else.
-        """
+        """Return what the function makes of rows, with the columns of a schema."""
         given = rows.to_pandas(types_mapper=_exact_type) if self.as_pandas else rows
         try:
             changed = self.function(given)
@@ -196,15 +156,7 @@ class RowsFunction:
 
 
 class ChangeRows:
-    """The function given to ``mapInArrow``: the user's function over the rows of a table.
-
-    Parameters
-    ----------
-    function
-        The user's function.
-    schema
-        The columns that it must return.
-    """
+    """The function given to ``mapInArrow``: the user's function over the rows of a table."""
 
     def __init__(self, function: RowsFunction, schema: T.StructType) -> None:
         self._function = function
@@ -221,19 +173,7 @@ class ChangeRows:
 
 
 class RekeyRows:
-    """The function given to ``mapInArrow``: gives rows of a table other key columns.
-
-    Parameters
-    ----------
-    function
-        The user's function, from key columns to key columns.
-    old, new
-        The key columns before and afterwards.
-    schema
-        The columns of the table afterwards.
-    where
-        The operator, for errors.
-    """
+    """The function given to ``mapInArrow``: gives rows of a table other key columns."""
 
     def __init__(
         self,

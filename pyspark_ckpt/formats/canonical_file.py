@@ -138,12 +138,7 @@ _COLUMNS = pa.schema(
 class KeyGroups:
     """Some entries of a canonical file: of key groups, or those that belong to no key.
 
-    Parameters
-    ----------
-    first, last
-        The first key group and the last one.
-    without_key
-        Whether the entries without a key group are meant instead.
+    With `without_key`, the entries without a key group are meant instead of `first` to `last`.
     """
 
     first: int = 0
@@ -181,12 +176,7 @@ def encode_canonical(handle: Handle, parts: Iterable[Part]) -> Generator[bytes, 
 
     A task on an executor calls it.
 
-    Parameters
-    ----------
-    handle
-        The handle of the subtask.
-    parts
-        All of the subtask's state: only puts, in the order of the keys.
+    `parts` must be all of the subtask's state: only puts, in the order of the keys.
     """
     sink = _Sink()
     schema = _COLUMNS.with_metadata(_metadata(handle))
@@ -218,20 +208,6 @@ def decode_canonical(file: BinaryIO, name: str, entries: int) -> Iterator[Change
 
     The caller has checked its digest. Before any page is decompressed, this function checks that
     the pages do not expand to more than the file declares.
-
-    Parameters
-    ----------
-    file
-        The file.
-    name
-        The name of the file in errors.
-    entries
-        The number of entries that it must have.
-
-    Raises
-    ------
-    CorruptFileError
-        If the file is not a canonical file, or it is damaged.
     """
     for batch in canonical_batches(file, name, entries):
         keys, values = (column.to_pylist() for column in batch.columns)
@@ -243,21 +219,8 @@ def canonical_batches(
 ) -> Iterator[pa.RecordBatch]:
     """Yield entries of a canonical file as batches of stored keys and values, without nulls.
 
-    Parameters
-    ----------
-    file
-        The file, which the caller has checked.
-    name
-        The name of the file in errors.
-    entries
-        The number of entries that it must have.
-    key_groups
-        Which entries are needed; more may come with them. By default all.
-
-    Raises
-    ------
-    CorruptFileError
-        If the file is not a canonical file, or it is damaged.
+    The caller has checked the file. More entries than those of `key_groups` may come; by default
+    all come.
     """
     try:
         parquet = pq.ParquetFile(file, buffer_size=1 << 20)

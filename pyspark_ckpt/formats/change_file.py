@@ -44,13 +44,7 @@ class EntryCount:
 
 
 def encode_changes(parts: Iterable[Changes]) -> Iterator[bytes]:
-    """Yield the bytes of a change file: one frame for each part, or more for a large part.
-
-    Raises
-    ------
-    StateValueError
-        If a single entry is larger than a frame may be.
-    """
+    """Yield the bytes of a change file: one frame for each part, or more for a large part."""
     yield MAGIC
     count = EntryCount()
     for part in count.through(parts):
@@ -63,17 +57,7 @@ def encode_changes(parts: Iterable[Changes]) -> Iterator[bytes]:
 def decode_changes(source: BinaryIO, name: str) -> Iterator[Changes]:
     """Yield the parts of a change file; if it ends without an error, the file was whole.
 
-    Parameters
-    ----------
-    source
-        The file, positioned at its start.
-    name
-        The name of the file in errors.
-
-    Raises
-    ------
-    CorruptFileError
-        If the file is cut short, changed, or not a change file.
+    `source` must be positioned at its start.
     """
     _check_magic(source, name)
     entries = 0
@@ -100,19 +84,7 @@ def decode_changes_below(source: BinaryIO, name: str, prefix: bytes) -> Iterator
     Only their frames are decoded; of the others, the first key is read. The caller has checked the
     digest of the file.
 
-    Parameters
-    ----------
-    source
-        The file, positioned at its start; it can be positioned elsewhere.
-    name
-        The name of the file in errors.
-    prefix
-        What the keys begin with.
-
-    Raises
-    ------
-    CorruptFileError
-        If the file is not a change file, or its frames are not in key order.
+    `source` must be positioned at its start, and must be seekable.
     """
     _check_magic(source, name)
     last_key = b""

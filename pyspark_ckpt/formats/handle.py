@@ -399,13 +399,7 @@ def encode_handle(handle: Handle) -> bytes:
 
 
 def decode_handle(data: bytes) -> Handle:
-    """Decode a handle that Spark kept in GroupState.
-
-    Raises
-    ------
-    CorruptFileError
-        If `data` is not a handle, or a handle of a newer format.
-    """
+    """Decode a handle that Spark kept in GroupState."""
     try:
         header = _header_decoder.decode(data)
         if header.format_version > HANDLE_FORMAT_VERSION:

@@ -74,13 +74,7 @@ def encode_in_progress(savepoint: InProgress) -> bytes:
 
 
 def read_in_progress(storage: CoordinatorStorage) -> InProgress | None:
-    """Read the ``_in_progress`` file of a directory, ``None`` if there is no such file.
-
-    Raises
-    ------
-    CorruptFileError, UnsafePathError
-        If it is damaged or hostile.
-    """
+    """Read the ``_in_progress`` file of a directory, ``None`` if there is no such file."""
     size_bytes = storage.size_bytes(IN_PROGRESS_NAME)
     if size_bytes is None:
         return None

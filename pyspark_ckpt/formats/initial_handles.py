@@ -36,13 +36,7 @@ def _newest(storage: CoordinatorStorage) -> tuple[InitialFile, str] | None:
 def read_initial_handle(
     storage: WorkerStorage, reference: FileReference, uid: str, subtask: int
 ) -> Handle | None:
-    """Return a subtask's handle, ``None`` if the initial state has no row for the subtask.
-
-    Raises
-    ------
-    CorruptFileError
-        If the file is missing or changed.
-    """
+    """Return a subtask's handle, ``None`` if the initial state has no row for the subtask."""
     with storage.open_verified(reference) as file:
         content = file.read()
     handles = _decoded(content, reference.path)
@@ -66,15 +60,6 @@ def subtasks_not_woken(
 
     Over Spark Connect this happens if epoch 0 had no task over the stream's rows. The initial
     states are in the storage until the first checkpoint is complete.
-
-    Parameters
-    ----------
-    storage
-        The checkpoints directory.
-    uid, parallelism
-        The operator.
-    handles
-        The operator's handles in Spark's state store.
     """
     if len(handles) == parallelism:
         return []

@@ -311,13 +311,6 @@ def is_of_checkpoints_directory(directory: str, names: Collection[str]) -> bool:
     """Return whether a directory holds what the library keeps in a query's directory of that name.
 
     Anybody may have directories with names such as ``shared``, so their content counts.
-
-    Parameters
-    ----------
-    directory
-        Its name.
-    names
-        The names in it.
     """
     if checkpoint_id_of(directory) is not None:
         return METADATA_NAME in names or AUTHOR_NAME in names

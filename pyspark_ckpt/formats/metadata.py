@@ -228,16 +228,8 @@ def metadata_of(
 ) -> CheckpointMetadata:
     """Return the metadata of a checkpoint or savepoint of an epoch.
 
-    Parameters
-    ----------
-    contents
-        The contents of the epoch; for a savepoint, with the handles of the copies.
-    kind
-        Whether it is a checkpoint or a savepoint.
-    checkpoint_id
-        The id of the checkpoint, ``None`` for a savepoint.
-    triggered_at_ms, completed_at_ms
-        When it was triggered, and when everything except its ``_metadata`` was durable.
+    For a savepoint, `contents` has the handles of the copies, and `checkpoint_id` is ``None``.
+    `completed_at_ms` is when everything except ``_metadata`` was durable.
     """
     return CheckpointMetadata(
         checkpoint_id=checkpoint_id,

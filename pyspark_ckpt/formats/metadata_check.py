@@ -20,14 +20,7 @@ _OF_USER_TYPES = frozenset({"pyClass", "serializedClass", "class"})
 
 
 def checked_schema(text: str) -> dict[str, Any]:
-    """Return the JSON object of a stored schema.
-
-    Raises
-    ------
-    CorruptFileError
-        If it is not a schema, or has a user-defined type. PySpark would import, and even unpickle,
-        what the JSON of such a type names.
-    """
+    """Return the JSON object of a stored schema."""
     try:
         fields = json.loads(text)
         has_user_type = _names_user_type(fields)
@@ -79,13 +72,7 @@ _MAX_OPERATOR_METADATA = 16 << 20
 
 
 def check_counts(body: bytes, name: str) -> None:
-    """Check how many files and objects a JSON text lists, before it is decoded into memory.
-
-    Raises
-    ------
-    CorruptFileError
-        If it lists more than the limit.
-    """
+    """Check how many files and objects a JSON text lists, before it is decoded into memory."""
     for what, mark, most in (("files", _FILE, MAX_FILES), ("objects", _OBJECT, MAX_OBJECTS)):
         found = body.count(mark)
         if found > most:
@@ -95,15 +82,7 @@ def check_counts(body: bytes, name: str) -> None:
 
 
 def check_content(metadata: CheckpointMetadata, name: str) -> None:
-    """Check paths, sizes, digests and numbers.
-
-    Raises
-    ------
-    UnsafePathError
-        If a path is not one that this library writes: relative, of plain names, without ``..``.
-    CorruptFileError
-        If any other value is impossible.
-    """
+    """Check paths, sizes, digests and numbers."""
     if metadata.root != ROOTS[metadata.kind]:
         raise UnsafePathError(
             f"{name}: the paths of a {metadata.kind} start from {ROOTS[metadata.kind]!r}, but this "
@@ -129,13 +108,7 @@ def check_content(metadata: CheckpointMetadata, name: str) -> None:
 
 
 def check_path(path: str, name: str) -> None:
-    """Check a path that was read from the file `name`.
-
-    Raises
-    ------
-    UnsafePathError
-        If it is not a relative path of plain names.
-    """
+    """Check a path that was read from the file `name`."""
     plain = len(path) <= _MAX_PATH and _SAFE_PATH.fullmatch(path)
     if not plain or {".", ".."} & set(path.split("/")):
         raise UnsafePathError(

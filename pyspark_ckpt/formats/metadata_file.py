@@ -47,15 +47,7 @@ _decoder = msgspec.json.Decoder(CheckpointMetadata)
 
 
 def encode_metadata(metadata: CheckpointMetadata) -> bytes:
-    """Return the bytes of a ``_metadata`` file, which :func:`decode_metadata` accepts.
-
-    Raises
-    ------
-    CorruptFileError
-        If it has more content than a reader accepts, or content that no reader accepts.
-    UnsafePathError
-        If a path in it is not a path that this library writes.
-    """
+    """Return the bytes of a ``_metadata`` file, which :func:`decode_metadata` accepts."""
     body = _encoder.encode(_with_known_fields(metadata))
     name = f"the {METADATA_NAME} of epoch {metadata.epoch}"
     if len(body) > MAX_METADATA_BYTES:
@@ -68,15 +60,7 @@ def encode_metadata(metadata: CheckpointMetadata) -> bytes:
 
 
 def decode_metadata(data: bytes, name: str) -> CheckpointMetadata:
-    """Read the bytes of a ``_metadata`` file called `name`.
-
-    Raises
-    ------
-    CorruptFileError
-        If they are not a whole ``_metadata`` file of a known format.
-    UnsafePathError
-        If a path in it is not a path that this library writes.
-    """
+    """Read the bytes of a ``_metadata`` file called `name`."""
     if len(data) < _HEADER.size:
         raise corrupt_file(name, f"{len(data)} bytes are too few")
     magic, version, length, digest = _HEADER.unpack_from(data)
@@ -108,12 +92,8 @@ def decode_metadata(data: bytes, name: str) -> CheckpointMetadata:
 def read_metadata(storage: CoordinatorStorage, directory: str | None = None) -> CheckpointMetadata:
     """Read the ``_metadata`` of the checkpoint or savepoint in `directory` of `storage`.
 
-    Raises
-    ------
-    CheckpointNotFoundError
-        If there is no such file, because the directory is missing or was never completed.
-    CorruptFileError
-        If it is damaged.
+    It raises ``CheckpointNotFoundError`` if the directory is missing or was never completed, and
+    ``CorruptFileError`` if the file is damaged.
     """
     return read_metadata_and_digest(storage, directory)[0]
 

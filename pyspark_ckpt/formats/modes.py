@@ -40,13 +40,7 @@ class SavepointFormat(str, Enum):
 
     @classmethod
     def of(cls, name: str) -> SavepointFormat:
-        """Return a format by its name.
-
-        Raises
-        ------
-        ConfigurationError
-            If there is no format of that name.
-        """
+        """Return a format by its name."""
         try:
             return cls(str(name).upper())
         except ValueError:

@@ -78,11 +78,6 @@ def read_origin(checkpoints: Storage) -> Origin | None:
     """Return what a query was restored from, ``None`` if it was not restored.
 
     Its claim mode is ``NO_CLAIM`` once the claim was given up.
-
-    Raises
-    ------
-    CorruptFileError
-        If the file was changed.
     """
     if not checkpoints.exists(ORIGIN_NAME):
         return None

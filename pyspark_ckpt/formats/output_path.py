@@ -51,13 +51,7 @@ def writer_path(number: int) -> str:
 
 
 def read_writers(log: Storage) -> tuple[Writer, ...]:
-    """Return the queries that have claimed an output path, the newest last.
-
-    Raises
-    ------
-    CorruptFileError
-        If a file was changed.
-    """
+    """Return the queries that have claimed an output path, the newest last."""
     holds, to_do = "the query that writes here", "give the query a new path or table"
     return tuple(
         read_small_file(log, writer_path(number), Writer, holds, to_do)
@@ -72,13 +66,7 @@ def add_writer(log: Storage, number: int, writer: Writer) -> None:
 
 
 def read_used_paths(location: Storage) -> tuple[UsedPath, ...]:
-    """Return where the queries of a location have written, the newest last.
-
-    Raises
-    ------
-    CorruptFileError
-        If a file was changed.
-    """
+    """Return where the queries of a location have written, the newest last."""
     holds, to_do = "where the query writes", "give the query a new path or table, and delete it"
     return tuple(
         read_small_file(location, output_path_path(number), UsedPath, holds, to_do)

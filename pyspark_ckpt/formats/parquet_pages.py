@@ -32,19 +32,7 @@ class PageError(ValueError):
 def check_pages(file: BinaryIO, chunk: Any, rows: int) -> None:
     """Check the pages of one column chunk by their headers.
 
-    Parameters
-    ----------
-    file
-        The file; its position is changed.
-    chunk
-        The chunk's metadata, as pyarrow reads it from the footer.
-    rows
-        The number of rows in the chunk's row group.
-
-    Raises
-    ------
-    PageError
-        If the pages would expand to more than the footer says, or to another number of values.
+    It changes the position of `file`.
     """
     place = chunk.data_page_offset
     if chunk.has_dictionary_page:

@@ -26,13 +26,7 @@ class PlaceRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_place(location: CoordinatorStorage) -> tuple[int, PlaceRecord | None]:
-    """Return the number of a location's newest record and the record; 0 and ``None`` without one.
-
-    Raises
-    ------
-    CorruptFileError
-        If the record was changed.
-    """
+    """Return the number of a location's newest record and the record, or 0 and ``None``."""
     number = highest_number(location, place_path)
     if number == 0:
         return 0, None
@@ -48,9 +42,6 @@ def read_place(location: CoordinatorStorage) -> tuple[int, PlaceRecord | None]:
 def write_place(location: CoordinatorStorage, number: int, record: PlaceRecord) -> None:
     """Write a location's record of a number; durable on return.
 
-    Raises
-    ------
-    FileExistsError
-        If there is one of that number.
+    It raises ``FileExistsError`` if a record of that number exists.
     """
     location.write(place_path(number), [msgspec.json.encode(record)])

@@ -94,13 +94,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class RequestFiles:
-    """The requests of one query.
-
-    Parameters
-    ----------
-    storage
-        Its checkpoints directory.
-    """
+    """The requests of one query."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
@@ -126,13 +120,7 @@ class RequestFiles:
         ]
 
     def read(self, request_id: str) -> Request:
-        """Read a request.
-
-        Raises
-        ------
-        CorruptFileError
-            If :meth:`post` could not have written it.
-        """
+        """Read a request."""
         request = self._read(request_id, "request", Request)
         if request.requested_at_ms > request.expires_at_ms:
             raise CorruptFileError(

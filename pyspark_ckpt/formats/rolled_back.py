@@ -36,13 +36,7 @@ class RolledBack(msgspec.Struct, frozen=True):
 
 
 def read_rolled_back(location: Storage) -> tuple[RolledBack, ...]:
-    """Return the epochs that rollbacks of a location removed, the oldest rollback first.
-
-    Raises
-    ------
-    CorruptFileError
-        If the file was changed.
-    """
+    """Return the epochs that rollbacks of a location removed, the oldest rollback first."""
     if not location.exists(ROLLED_BACK_NAME):
         return ()
     return read_small_file(
@@ -61,15 +55,9 @@ def write_rolled_back(
 ) -> None:
     """Write the file; durable on return. It may be there already, with the same epochs.
 
-    Parameters
-    ----------
-    location
-        The ``checkpointLocation``.
-    void
-        The removed epochs, the oldest rollback first.
-    check_still_ours
-        Is called before a file with other epochs is deleted: it may be of a later rollback. Raises
-        if it may not be. A crash then may leave no file.
+    `void` has the oldest rollback first. `check_still_ours` is called before a file with other
+    epochs is deleted, because that may be of a later rollback, and raises if the file may not be
+    deleted. A crash after the deletion may leave no file.
     """
     content = msgspec.json.encode(void)
     try:
@@ -96,13 +84,8 @@ def void_after_return(
 ) -> tuple[RolledBack, ...]:
     """Return the removed epochs of a location that gets its content before a rollback back.
 
-    Parameters
-    ----------
-    void_there, id_there
-        The removed epochs and the query id of the content that comes back.
-    void_here, id_here
-        The removed epochs and the query id of the location's present content. All epochs of queries
-        that the returning content does not know are removed.
+    `void_there` and `id_there` are of the content that comes back, `void_here` and `id_here` of the
+    present content. All epochs of queries that the returning content does not know are removed.
     """
     known = {id_there, *(each.query_id for each in void_there)}
     unknown = dict.fromkeys((*(each.query_id for each in void_here), id_here))

@@ -20,23 +20,8 @@ def read_small_file(
 ) -> _Content:
     """Return the content of a small JSON file.
 
-    Parameters
-    ----------
-    storage, path
-        The file.
-    kind
-        The type of its content.
-    holds
-        What the file holds, for the error.
-    to_do
-        What the user can do if the file was changed.
-
-    Raises
-    ------
-    CorruptFileError
-        If the file was changed.
-    FileNotFoundError
-        If there is no such file.
+    It raises ``FileNotFoundError`` if the file does not exist, and ``CorruptFileError``, with
+    `holds` and `to_do` in its text, if the file was changed.
     """
     try:
         return msgspec.json.decode(storage.read_start(path, _MAX_BYTES), type=kind)

@@ -46,13 +46,7 @@ class _HistoryPlot(pd.plotting.PlotAccessor):
 
 
 def plot_history(history: pd.DataFrame) -> Any:
-    """Draw durations by phase and sizes of the checkpoints of a history; return the two axes.
-
-    Raises
-    ------
-    ConfigurationError
-        If the extra ``plot`` is not installed.
-    """
+    """Draw durations by phase and sizes of the checkpoints of a history; return the two axes."""
     try:
         from matplotlib import pyplot as plt
     except ImportError as exc:

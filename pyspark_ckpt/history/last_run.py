@@ -65,14 +65,8 @@ class OpenRuns:
 
         A run that has reported an epoch has taken the query over from the runs before it.
 
-        Parameters
-        ----------
-        records
-            Starts and ends, oldest first.
-        newest
-            The newest note.
-        has_unread
-            Whether a start cannot be read, such as one of a newer version.
+        `records` must be ordered oldest first. `has_unread` says whether a start cannot be read,
+        such as one of a newer version.
         """
         starts = [each for each in records if isinstance(each, RunStarted)]
         ended = {each.run_id for each in records if isinstance(each, RunEnded)}
@@ -103,16 +97,8 @@ def last_run(
 ) -> LastRun:
     """Return what the records say of a query's last run.
 
-    Parameters
-    ----------
-    records
-        Starts and ends, oldest first.
-    note
-        The newest note.
-    now_ms
-        The time now.
-    checkpointed_at_ms
-        When the newest checkpoint was complete.
+    `records` must be ordered oldest first. `checkpointed_at_ms` is when the newest checkpoint was
+    complete.
     """
     starts = [each for each in records if isinstance(each, RunStarted)]
     if not starts:

@@ -108,13 +108,7 @@ class HistoryEntry(msgspec.Struct, frozen=True, kw_only=True):
 def checkpoint_entries(
     checkpoints: Iterable[tuple[int, str, CheckpointMetadata | CkptError]],
 ) -> Iterator[HistoryEntry]:
-    """Yield an entry for each checkpoint that exists, oldest first.
-
-    Parameters
-    ----------
-    checkpoints
-        Their ids, paths and metadata, or the error if the metadata cannot be read.
-    """
+    """Yield an entry for each checkpoint that exists, oldest first."""
     before: CheckpointMetadata | None = None
     for number, path, metadata in checkpoints:
         if isinstance(metadata, CkptError):
@@ -206,15 +200,7 @@ _REMOVED_AT_ONCE = 100
 
 
 class HistoryLog(CheckpointListener):
-    """The history log in a checkpoints directory; a listener of the query's checkpoints.
-
-    Parameters
-    ----------
-    storage
-        The directory.
-    last_id
-        The highest id of a checkpoint so far; not needed to read the log.
-    """
+    """The history log in a checkpoints directory; a listener of the query's checkpoints."""
 
     def __init__(self, storage: Storage, last_id: int = 0) -> None:
         self._storage = storage
@@ -268,13 +254,7 @@ class HistoryLog(CheckpointListener):
         self._note(msgspec.structs.replace(entry, last_id=self._last_id))
 
     def entries(self, most: int = KEPT) -> list[HistoryEntry]:
-        """Return the newest entries, oldest first unless the clock jumped between two checkpoints.
-
-        Parameters
-        ----------
-        most
-            How many.
-        """
+        """Return the newest entries, oldest first unless the clock jumped between checkpoints."""
         return [entry for _, entry in self._named(most)]
 
     def _named(self, most: int = KEPT) -> Iterator[tuple[str, HistoryEntry]]:

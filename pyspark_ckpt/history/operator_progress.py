@@ -32,17 +32,6 @@ def operator_progress(
 
     Counts are sums over the subtasks. Times are the times of the slowest subtask. A subtask that
     Spark did not call in the epoch adds nothing.
-
-    Parameters
-    ----------
-    uid
-        The operator.
-    epoch
-        The epoch, committed.
-    backend_type
-        The backend of its state.
-    handles
-        The handles of the epoch, by subtask.
     """
     metrics = [handle.metrics or EpochMetrics() for handle in handles if handle.epoch == epoch]
     phases = [each for handle in handles for each in handle.phases or () if each.epoch == epoch]
@@ -82,11 +71,6 @@ def slowest_phases(handles: Sequence[Handle]) -> list[EpochPhases]:
     """Return the phases of an operator's last epochs, oldest first: of the slowest subtask of each.
 
     `began_ms` is the begin of the earliest subtask.
-
-    Parameters
-    ----------
-    handles
-        The handles of an epoch, by subtask.
     """
     slowest: dict[int, EpochPhases] = {}
     began_ms: dict[int, int] = {}

@@ -32,19 +32,10 @@ from pyspark_ckpt.stores.place import recorded_checkpoints
 def find_checkpoints_directory(path: str) -> Storage:
     """Return the checkpoints directory at a path.
 
-    Parameters
-    ----------
-    path
-        A query's ``checkpointLocation``, its checkpoints directory, or a directory that holds the
-        checkpoints directory of one query.
-
-    Raises
-    ------
-    CheckpointNotFoundError
-        If there is no such directory, or there are several. Also if the location records another
-        directory, and that is gone or belongs to another location.
-    CorruptFileError, UnsafePathError
-        If the record of the location was changed, or its path is not safe.
+    `path` is a query's ``checkpointLocation``, its checkpoints directory, or a directory that holds
+    the checkpoints directory of one query. It raises ``CheckpointNotFoundError`` if there are none
+    or several, or if the directory that the location records is gone or belongs to another
+    location.
     """
     root = open_storage(path)
     elsewhere = recorded_checkpoints(root)
@@ -94,15 +85,6 @@ def is_checkpoints_directory(
 
     A directory named ``shared`` or ``history`` beside queries does not make one: what is in it
     counts. That of a query's location has a name of its own, and may be empty yet.
-
-    Parameters
-    ----------
-    name
-        The directory's name.
-    names
-        The names in it.
-    names_in
-        Lists a directory in it.
     """
     numbers = sorted(number for each in names if (number := checkpoint_id_of(each)) is not None)
     inside = [each for each in _LOOKED_INTO if each in names]
@@ -128,13 +110,6 @@ def savepoint_entries(directory: Storage, levels: int) -> list[HistoryEntry]:
     """Return an entry for each savepoint in a directory, oldest first; reads only ``_metadata``.
 
     A savepoint or directory below it that may not be read is left out, with a warning in the log.
-
-    Parameters
-    ----------
-    directory
-        Where ``savepoint-...`` directories are.
-    levels
-        How many levels of other directories below it are searched too.
     """
     places = _savepoints(directory, directory.list(), levels)
     entries = [entry for place in places if (entry := _entry(place)) is not None]

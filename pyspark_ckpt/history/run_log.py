@@ -36,13 +36,7 @@ KEPT_RUNS = 200
 
 
 class RunLog:
-    """Writes the records of one run; only one thread uses it.
-
-    Parameters
-    ----------
-    storage
-        The query's checkpoints directory.
-    """
+    """Writes the records of one run; only one thread uses it."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
@@ -105,11 +99,6 @@ class RecordedRuns:
     """The records that a query's runs have left, read as they are asked for.
 
     `names` are the names of their files. Without them, `problem` says why they cannot be listed.
-
-    Parameters
-    ----------
-    storage
-        The query's checkpoints directory.
     """
 
     def __init__(self, storage: Storage) -> None:

@@ -24,24 +24,7 @@ _SPARKS_READER = re.compile(
 
 
 def check_partitions(storage: Storage, where: str, operator_id: int, partitions: int) -> None:
-    """Check that an operator has the directory of each partition of its state.
-
-    Parameters
-    ----------
-    storage
-        The location.
-    where
-        The operator, for errors.
-    operator_id
-        Spark's id of the operator.
-    partitions
-        How many partitions its state has.
-
-    Raises
-    ------
-    CorruptFileError
-        If one is missing.
-    """
+    """Check that an operator has the directory of each partition of its state."""
     missing = missing_partitions(storage, operator_id, partitions)
     if missing:
         raise CorruptFileError(
@@ -51,22 +34,7 @@ def check_partitions(storage: Storage, where: str, operator_id: int, partitions:
 
 
 def check_operators(path: str, ids: set[int], known: Mapping[str, Collection[int]]) -> None:
-    """Check that no operator is missing among the ids, which Spark gives from 0 on.
-
-    Parameters
-    ----------
-    path
-        The location.
-    ids
-        The ids of the operators whose state Spark finds.
-    known
-        Ids that are known from elsewhere, by what has them: the last operators leave no gap.
-
-    Raises
-    ------
-    CorruptFileError
-        If one is missing.
-    """
+    """Check that no operator is missing among the ids, which Spark gives from 0 on."""
     missing = sorted({*range(max(ids, default=0)), *chain(*known.values())} - ids)
     if not missing:
         return
@@ -86,11 +54,6 @@ def reading(where: str, what: str = "its state") -> Iterator[None]:
     """Say of what Spark cannot read where it is, and what to do.
 
     Spark begins some reads only when their rows are asked for, so the context has to last.
-
-    Raises
-    ------
-    CorruptFileError
-        If Spark cannot read it.
     """
     try:
         yield
@@ -108,19 +71,8 @@ def unreadable(where: str, error: Exception, what: str = "its state") -> Corrupt
 def failed_read(places: Mapping[str, str], uid: str, error: Exception) -> CkptError | None:
     """Return the error of a job that writes an operator and failed because of what it reads.
 
-    Parameters
-    ----------
-    places
-        Where the state of each operator comes from, by uid.
-    uid
-        The operator that was written.
-    error
-        Why the job failed.
-
-    Returns
-    -------
-    CkptError or None
-        ``None`` if the job failed for another reason than damaged state.
+    It returns ``None`` if the job failed for another reason than damaged state. `places` has where
+    the state of each operator comes from, by uid.
     """
     if _SPARKS_READER.search(str(error)) is None:
         return None

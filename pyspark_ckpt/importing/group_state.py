@@ -73,18 +73,7 @@ Mapper = Callable[[tuple[Any, ...], tuple[Any, ...] | None, int | None], KeyStat
 class GroupStateRows:
     """The rows of ``applyInPandasWithState``, mapped to the states of a processor.
 
-    Parameters
-    ----------
-    operator
-        Spark's operator.
-    mapper
-        The user's function. It is called once per key and state, so it must have no effects.
-    states
-        The names of the processor's states.
-    uid
-        The operator's uid, for errors.
-    has_timers
-        Whether the time mode of the processor has timers.
+    `mapper` is called once per key and state, so it must have no effects.
     """
 
     def __init__(
@@ -141,19 +130,7 @@ class GroupStateRows:
 
 
 class Mapped:
-    """Calls the user's function and checks what it returns.
-
-    Parameters
-    ----------
-    mapper
-        The function.
-    states
-        The names of the processor's states.
-    where
-        The operator, for errors.
-    has_timers
-        Whether the time mode of the processor has timers.
-    """
+    """Calls the user's function and checks what it returns."""
 
     def __init__(
         self, mapper: Mapper, states: tuple[str, ...], where: str, *, has_timers: bool
@@ -198,13 +175,6 @@ class EntriesOf:
 
     Values are taken as the state's own methods take them. Spark alone would make null of a number
     of another kind, and cut one that is too large.
-
-    Parameters
-    ----------
-    mapped
-        Calls the user's function.
-    state
-        The state.
     """
 
     def __init__(self, mapped: Mapped, state: StateDescriptor) -> None:

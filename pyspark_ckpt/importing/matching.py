@@ -25,22 +25,7 @@ _ADVICE = (
 def check_states(
     operator: SparkStatefulOperator, declared: dict[str, StateDescriptor], uid: str
 ) -> None:
-    """Check that a processor declares exactly the state variables that Spark has.
-
-    Parameters
-    ----------
-    operator
-        Spark's operator.
-    declared
-        The states that the processor declares, by name.
-    uid
-        The operator's new uid, for errors.
-
-    Raises
-    ------
-    IncompatibleStateError
-        If a state is missing on either side, or differs in kind, schema or time to live.
-    """
+    """Check that a processor declares exactly the state variables that Spark has."""
     where = f"{operator.where}, as operator {uid!r}"
     stored = {variable.name: variable for variable in operator.variables}
     unknown = sorted(set(declared) - set(stored))

@@ -54,21 +54,8 @@ class StateVariable:
 class SparkStatefulOperator:
     """A stateful operator of Spark, read with Spark's own data source for state.
 
-    Parameters
-    ----------
-    spark
-        The session that reads.
-    query
-        The query.
-    operator_id
-        Spark's id of the operator.
-    name
-        Spark's name of its kind.
-    time_mode
-        The clock of its timers; ``None`` for a group state, whose kind of timeout Spark does not
-        keep.
-    variables
-        Its state variables, empty for a group state.
+    `time_mode` is ``None`` for a group state, because Spark does not keep its kind of timeout.
+    `variables` is empty for a group state.
     """
 
     spark: SparkSession
@@ -95,13 +82,7 @@ class SparkStatefulOperator:
         return self.name == GROUP_STATE
 
     def rows(self, **options: str) -> DataFrame:
-        """Return what Spark's data source reads with some options, at the last committed epoch.
-
-        Raises
-        ------
-        CorruptFileError
-            If Spark cannot read it.
-        """
+        """Return what Spark's data source reads with some options, at the last committed epoch."""
         wanted = {
             "operatorId": str(self.operator_id),
             "batchId": str(self.query.epoch),
@@ -121,13 +102,7 @@ class SparkStatefulOperator:
         return self.rows(readRegisteredTimers="true")
 
     def key_schema(self) -> T.StructType:
-        """Return the schema of the key columns.
-
-        Raises
-        ------
-        RestoreError
-            If the operator has no state that Spark can read it from.
-        """
+        """Return the schema of the key columns."""
         if self.is_group_state:
             rows = self.rows()
         elif self.variables:
@@ -143,26 +118,7 @@ class SparkStatefulOperator:
 def spark_operators(
     spark: SparkSession, query: StoppedQuery, known: Mapping[str, Collection[int]]
 ) -> list[SparkStatefulOperator]:
-    """Return the stateful operators of a stopped query in the order of their ids.
-
-    Parameters
-    ----------
-    spark
-        The session that reads.
-    query
-        The query.
-    known
-        The ids that the user knows of, by what has them.
-
-    Raises
-    ------
-    CorruptFileError
-        If state of one is missing, or Spark cannot read which there are.
-    RestoreError
-        If the query has no stateful operator, or one of this library.
-    NotBuiltYetError
-        If the query has an operator that cannot be imported.
-    """
+    """Return the stateful operators of a stopped query in the order of their ids."""
     with reading(query.path, "which state it has"):
         rows = spark.read.format("state-metadata").load(query.path).collect()
     found: dict[int, Any] = {int(row["operatorId"]): row for row in rows}

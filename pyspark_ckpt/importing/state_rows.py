@@ -37,15 +37,6 @@ def state_rows(
     """Return a state variable as rows of its typed table; list elements are in their order.
 
     Times are in milliseconds, which may be more than a timestamp holds.
-
-    Parameters
-    ----------
-    operator
-        Spark's operator.
-    variable
-        The state variable.
-    columns
-        The columns of the state's table.
     """
     rows = operator.variable(variable)
     name = VALUE_COLUMNS[variable.kind]

@@ -31,16 +31,7 @@ _STATE_STORE = "spark.sql.streaming.stateStore."
 class StoppedQuery:
     """A query of Spark at the end of its last committed epoch.
 
-    Parameters
-    ----------
-    path
-        The ``checkpointLocation`` as Spark and :func:`open_storage` both understand it.
-    query_id
-        Spark's id of the query.
-    epoch
-        The last committed epoch.
-    log
-        Spark's files in the location.
+    `path` must be a path that Spark and :func:`open_storage` both understand.
     """
 
     path: str
@@ -51,16 +42,8 @@ class StoppedQuery:
     def position(self, query: DataFrame | None = None) -> Position:
         """Return where a query continues that is restored from here.
 
-        Parameters
-        ----------
-        query
-            The query, which shows if it reads one source at several places; without it each place
-            counts as a source of its own.
-
-        Raises
-        ------
-        CorruptFileError, CheckpointAbortedError
-            If Spark's files are damaged, or lack an entry of a source's log.
+        `query` shows whether one source is read at several places. Without it, each place counts as
+        a separate source.
         """
         entry = self.log.offsets_entry(self.epoch)
         sources = _sources_of(entry) if query is None else _sources_in(query, entry)
@@ -96,23 +79,9 @@ def stopped_query(
 ) -> StoppedQuery:
     """Open the location of a query that was stopped after an epoch, not in the middle of one.
 
-    Parameters
-    ----------
-    spark
-        A session of the application.
-    location
-        The ``checkpointLocation``.
-    discard_uncommitted
-        Whether an epoch that began and was not committed may be left out.
-
-    Raises
-    ------
-    ConfigurationError
-        If the path has a character that hides the state from Spark's reader.
-    CheckpointNotFoundError
-        If no epoch of a query was committed there.
-    RestoreError
-        If the query runs, was stopped in the middle of an epoch, or is one of this library.
+    With `discard_uncommitted`, an epoch that began and was not committed is left out. It raises
+    ``RestoreError`` if the query runs, was stopped in the middle of an epoch, or is a query of this
+    library.
     """
     path = qualified_path(spark, location)
     log = SparkLog(open_storage(path, "location"))

@@ -28,18 +28,8 @@ _SAME_IN_TABLES: tuple[type[T.DataType], ...] = (
 class KeyValues:
     """Reads one state of one subtask, a key at a time.
 
-    Parameters
-    ----------
-    key_schema
-        The schema of the operator's key columns.
-    state
-        The state as the processor declared it.
-    handle
-        The subtask's, at any epoch.
-    state_id
-        The id of the state in the subtask.
-    what
-        The operator and state, for errors.
+    `handle` is a handle of the subtask at any epoch. `state_id` is the id of the state in the
+    subtask.
     """
 
     def __init__(
@@ -66,21 +56,8 @@ class KeyValues:
     ) -> Any:
         """Return what the state holds for a key at an epoch, ``None`` if it holds nothing.
 
-        Parameters
-        ----------
-        replica
-            The copy of the subtask's state.
-        handle
-            The subtask's, at the epoch.
-        stored_key
-            The key as it is stored, with key group and state id.
-        committed
-            The epoch.
-
-        Raises
-        ------
-        CorruptFileError
-            If a file is missing or changed, or stored bytes do not fit their schema.
+        `stored_key` includes the key group and the state id. `handle` must be the subtask's handle
+        at the epoch of `committed`.
         """
         if not self._is_one:
             # No other key begins with a whole key, because MessagePack says where a value ends.

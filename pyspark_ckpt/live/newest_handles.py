@@ -52,13 +52,7 @@ class CommittedEpoch:
 
 
 class CommittedEpochs:
-    """Finds the newest committed epoch of a query.
-
-    Parameters
-    ----------
-    files
-        The query's directories and operators.
-    """
+    """Finds the newest committed epoch of a query."""
 
     def __init__(self, files: QueryFiles) -> None:
         self._files = files
@@ -70,12 +64,7 @@ class CommittedEpochs:
     def newest(self) -> CommittedEpoch:
         """Return the newest epoch that was committed before the call, or a newer one.
 
-        Raises
-        ------
-        UnknownEpochError
-            If no epoch is committed yet.
-        CorruptFileError
-            If Spark's offsets of the epoch cannot be read.
+        It raises ``UnknownEpochError`` if no epoch is committed yet.
         """
         if self._is_newest():
             assert self._newest is not None  # it is the newest
@@ -126,14 +115,7 @@ class NewestHandles:
     Threads look up the newest epoch before they ask for handles, so one may ask for an older epoch
     than another did. It gets the newer epoch: handles before that are no longer known.
 
-    Parameters
-    ----------
-    spark
-        A session of :func:`reading_session`.
-    files
-        The query's directories and operators.
-    operator_id
-        Spark's id of the operator.
+    `spark` must be a session of :func:`reading_session`.
     """
 
     def __init__(self, spark: SparkSession, files: QueryFiles, operator_id: int) -> None:
@@ -153,11 +135,6 @@ class NewestHandles:
 
         It reads a small file if the subtask wrote a handle in the epoch. Else Spark may have to
         read the subtask's partition of its state store, once.
-
-        Raises
-        ------
-        CheckpointAbortedError, CorruptFileError
-            If Spark's state store has handles of another query, or bytes that are not a handle.
         """
         with self._lock:
             committed = self._newest_asked(committed)

@@ -45,13 +45,6 @@ class Replica:
 
     Calls of :meth:`entries` and :meth:`value` do not overlap, and ask for one version after the
     other.
-
-    Parameters
-    ----------
-    backend_type
-        One of :data:`state_backends.BACKEND_TYPES`.
-    storage
-        The query's checkpoints directory.
     """
 
     def __init__(self, backend_type: str, storage: WorkerStorage) -> None:
@@ -68,37 +61,11 @@ class Replica:
         self._folding: threading.Thread | None = None
 
     def value(self, handle: Handle, key: bytes) -> bytes | None:
-        """Return the value of one stored key at a version, ``None`` if there is none.
-
-        Parameters
-        ----------
-        handle
-            The version.
-        key
-            The whole stored key.
-
-        Raises
-        ------
-        CorruptFileError
-            If a file is missing or changed.
-        """
+        """Return the value of one stored key at a version, ``None`` if there is none."""
         return self._tried_twice(lambda: self._value(handle, key))
 
     def entries(self, handle: Handle, prefix: bytes) -> Changes:
-        """Return the entries of a version whose stored keys begin with `prefix`, in key order.
-
-        Parameters
-        ----------
-        handle
-            The version.
-        prefix
-            The beginning of the keys.
-
-        Raises
-        ------
-        CorruptFileError
-            If a file is missing or changed.
-        """
+        """Return the entries of a version whose stored keys begin with `prefix`, in key order."""
         return self._tried_twice(lambda: self._entries(handle, prefix))
 
     def close(self) -> None:
@@ -219,12 +186,8 @@ class Replica:
 class _Writes:
     """The writes of some segments, the newer ones last.
 
-    Attributes
-    ----------
-    last
-        The last write of each key in each part of a segment; a delete is ``None``.
-    segments, size_bytes
-        How many segments there are, and their size as they are stored.
+    `last` has the last write of each key in each part of a segment, ``None`` for a delete.
+    `size_bytes` is the size of the segments as they are stored.
     """
 
     def __init__(self) -> None:

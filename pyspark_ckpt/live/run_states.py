@@ -46,12 +46,7 @@ class LiveStates:
 
     `is_closed` says whether they are read no more, because the run has ended.
 
-    Parameters
-    ----------
-    spark
-        A session of :func:`reading_session`.
-    files
-        The query's directories and operators.
+    `spark` must be a session of :func:`reading_session`.
     """
 
     def __init__(self, spark: SparkSession, files: QueryFiles) -> None:
@@ -66,13 +61,7 @@ class LiveStates:
         }
 
     def state(self, uid: str, name: str) -> StateOfRun:
-        """Return one state of an operator.
-
-        Raises
-        ------
-        StateUseError
-            If there is no such operator or state.
-        """
+        """Return one state of an operator."""
         if uid not in self._operators:
             raise StateUseError(
                 f"query {self._files.query_id} has no operator {uid!r}: it has "
@@ -112,19 +101,7 @@ class _Subtask:
 
 
 class LiveOperator:
-    """What the states of one operator share.
-
-    Parameters
-    ----------
-    spark
-        A session of :func:`reading_session`.
-    files
-        The query's directories and operators.
-    operator_id
-        Spark's id of the operator.
-    epochs
-        The committed epochs.
-    """
+    """What the states of one operator share."""
 
     def __init__(
         self, spark: SparkSession, files: QueryFiles, operator_id: int, epochs: CommittedEpochs
@@ -152,10 +129,7 @@ class LiveOperator:
     def replica(self, subtask: int) -> Iterator[Replica]:
         """Yield the copy of a subtask's state; one thread after the other has it.
 
-        Raises
-        ------
-        StateUseError
-            If the query has ended.
+        It raises ``StateUseError`` if the query has ended.
         """
         with self._lock:
             self._check_open()
@@ -233,15 +207,7 @@ class _EpochReader(SnapshotReader):
 
 
 class StateOfRun:
-    """Reads one state of one run of a query.
-
-    Parameters
-    ----------
-    operator
-        The operator.
-    state
-        The state as the processor declared it.
-    """
+    """Reads one state of one run of a query."""
 
     def __init__(self, operator: LiveOperator, state: StateDescriptor) -> None:
         self._operator = operator

@@ -43,22 +43,8 @@ def handles_in_changes(
 
     Call it for an epoch that ran with the default state store, and that is committed.
 
-    Parameters
-    ----------
-    location
-        The ``checkpointLocation``.
-    operator_id
-        Spark's id of the operator.
-    partition
-        The partition, which is the subtask.
-    epoch
-        The epoch.
-
-    Returns
-    -------
-    list of bytes, or None
-        Encoded handles, empty if the epoch wrote none; ``None`` if only Spark can read the file,
-        or there is no such file.
+    An empty list means that the epoch wrote no handle. ``None`` means that only Spark can read the
+    file, or that the file does not exist.
     """
     try:
         data = location.read(f"{STATE}/{operator_id}/{partition}/{epoch + 1}.delta")

@@ -58,14 +58,7 @@ class Reading:
 class QueryView:
     """Reads what a view of a query shows.
 
-    Parameters
-    ----------
-    facts
-        Returns names and values of the query itself.
-    progress_since
-        Returns Spark's reports of the epochs after an epoch, oldest first.
-    entries
-        Returns checkpoints, savepoints and aborted attempts.
+    `progress_since` returns Spark's reports of the epochs after an epoch, oldest first.
     """
 
     def __init__(

@@ -12,10 +12,7 @@ from pyspark_ckpt.metrics.point import Point, point
 class EpochValues:
     """What the epochs of one run of a query add up to, and the newest of them.
 
-    Parameters
-    ----------
-    operators
-        The uids of the operators by their places among Spark's stateful operators.
+    `operators` has the uids by the places of the operators among Spark's stateful operators.
     """
 
     def __init__(self, operators: Mapping[int, str]) -> None:

@@ -95,14 +95,7 @@ def report_by_otlp(
 ) -> tuple[str, Callable[[], None]]:
     """Export the metrics of a query at an interval; return the URL, and what ends the exports.
 
-    Parameters
-    ----------
-    query
-        The query's metrics.
-    endpoint
-        The URL; by default what OpenTelemetry's environment variables say.
-    interval_ms
-        The time between two exports.
+    If `endpoint` is ``None``, OpenTelemetry's environment variables say where the metrics go.
     """
     exporter = OTLPMetricExporter(endpoint=endpoint, timeout=_EXPORT_TIMEOUT_S)
     url = exporter._endpoint  # noqa: SLF001  # with the environment variables

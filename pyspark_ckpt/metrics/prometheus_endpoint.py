@@ -56,13 +56,7 @@ def _family(name: str) -> CounterMetricFamily | GaugeMetricFamily:
 
 
 class PrometheusEndpoint:
-    """The endpoint; `url` is what Prometheus scrapes.
-
-    Raises
-    ------
-    OSError
-        If the port is in use, or the host is not one of this machine.
-    """
+    """The endpoint; `url` is what Prometheus scrapes."""
 
     def __init__(self, host: str, port: int) -> None:
         self.collected = _Queries()
@@ -85,11 +79,6 @@ def report_to_prometheus(
     """Report a query at an address; return the URL, and what ends the reporting.
 
     Queries of this process with the same address share one endpoint, which the last one closes.
-
-    Raises
-    ------
-    OSError
-        If the port is in use by something else.
     """
     address, query_id = (host, port), query.query.query_id
     with _guard:

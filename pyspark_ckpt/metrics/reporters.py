@@ -56,13 +56,7 @@ _OPENS: Mapping[MetricsReporter, _Open] = {
 
 
 def check_reporters(settings: Settings) -> None:
-    """Check that the libraries of the configured reporters are installed.
-
-    Raises
-    ------
-    ConfigurationError
-        If one is not.
-    """
+    """Check that the libraries of the configured reporters are installed."""
     for name in settings.metrics_reporters:
         _check(name)
 

@@ -68,16 +68,8 @@ class MeasuredQuery:
 class QueryMetrics(CheckpointListener):
     """The metrics of one run of a query; any thread may ask for the values.
 
-    Parameters
-    ----------
-    query
-        The query.
-    progress_since
-        Returns Spark's reports of the epochs after an epoch, oldest first.
-    metadata_of
-        Returns the metadata of a retained checkpoint, with the counts of its handles.
-    is_under_way
-        Returns whether a checkpoint is under way.
+    `progress_since` returns Spark's reports of the epochs after an epoch, oldest first.
+    `metadata_of` returns the metadata of a retained checkpoint, with the counts of its handles.
     """
 
     def __init__(

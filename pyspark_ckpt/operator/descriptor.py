@@ -187,11 +187,9 @@ def encode_runtime(runtime: Runtime) -> str:
 def decode_runtime(text: str | None, uid: str) -> Runtime:
     """Read the local property that the driver set at ``start()``.
 
-    Raises
-    ------
-    PlanError
-        If it is not set: the query was started without :func:`pyspark_ckpt.write_stream`, or an
-        action of ``foreachBatch`` does not carry the conf of the query.
+    If `text` is ``None``, it raises ``PlanError``: the query was started without
+    :func:`pyspark_ckpt.write_stream`, or an action of ``foreachBatch`` does not carry the conf of
+    the query.
     """
     if not text:
         raise PlanError(

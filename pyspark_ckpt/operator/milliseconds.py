@@ -34,16 +34,8 @@ Numbers = np.ndarray[Any, Any]
 def instant_ms(given: Any) -> int:
     """Return an instant in milliseconds since 1970.
 
-    Parameters
-    ----------
-    given
-        A whole number of any type, a time with a zone, or NumPy's ``datetime64``; text, bytes and
-        truth values are no numbers.
-
-    Raises
-    ------
-    ValueError
-        If it is none, lies between two milliseconds, or does not fit 64 bits; says which.
+    `given` is a whole number of any type, a time with a zone, or NumPy's ``datetime64``. Anything
+    else, and an instant between two milliseconds, is refused with a ValueError.
     """
     if type(given) is int and LEAST_MS <= given <= MOST_MS:
         return given
@@ -53,16 +45,8 @@ def instant_ms(given: Any) -> int:
 def duration_ms(given: Any) -> int:
     """Return a duration above zero, in milliseconds.
 
-    Parameters
-    ----------
-    given
-        An integer of any type, or Python's, NumPy's or pandas' ``timedelta``.
-
-    Raises
-    ------
-    ValueError
-        If it is none, is not whole, or is not above 0; says which. One that is longer than 64 bits
-        of milliseconds never ends.
+    `given` is an integer of any type, or a ``timedelta`` of Python, NumPy or pandas. A duration
+    that is longer than 64 bits of milliseconds never ends.
     """
     if isinstance(given, np.timedelta64):
         milliseconds = _whole(_of_numpy(given, "timedelta"), given)

@@ -27,13 +27,7 @@ Item = TypeVar("Item")
 def marks_errors(
     function: Callable[Arguments, Iterator[Item]],
 ) -> Callable[Arguments, Iterator[Item]]:
-    """Return a generator function that marks the errors which leave it.
-
-    Parameters
-    ----------
-    function
-        A generator function that Spark calls in a task.
-    """
+    """Return a generator function that marks the errors which leave it."""
 
     @wraps(function)
     def marked(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Iterator[Item]:
@@ -59,18 +53,7 @@ def marked_errors() -> Iterator[None]:
 
 
 def failure_in(text: str) -> CkptError | None:
-    """Return the error of this library that a task ended with.
-
-    Parameters
-    ----------
-    text
-        What Spark says of the failed task.
-
-    Returns
-    -------
-    CkptError or None
-        The error with its class and message, ``None`` if no error of this library left the task.
-    """
+    """Return the error of this library that a task ended with."""
     mark = _last_mark(text)
     if mark is None or int(mark[1]) != _VERSION:
         return None

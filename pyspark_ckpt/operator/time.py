@@ -34,17 +34,10 @@ _LAST_TIME_MS = (1 << 63) - 1
 class EpochClock:
     """The times of one epoch.
 
-    Parameters
-    ----------
-    mode
-        Which of the times the operator's timers follow.
-    processing_time_ms
-        When the epoch was triggered; Spark repeats it in every attempt.
-    watermark_ms
-        The watermark of the epoch; ``None`` where the stream has none.
-    drained_at_ms
-        In an epoch that drains the query, how far Spark's own watermark was moved for it: every
-        timer in event time is due, though no state is older than the watermark says.
+    `processing_time_ms` is when the epoch was triggered, and is the same in every attempt.
+    `watermark_ms` is ``None`` where the stream has no watermark. `drained_at_ms` says how far
+    Spark's watermark was moved to drain the query: every event-time timer is due then, though no
+    state is older than `watermark_ms` says.
     """
 
     mode: TimeMode
@@ -86,11 +79,8 @@ _EMITTED = "pyspark_ckpt.emitted"
 def emitted_event_time(delay_ms: int) -> dict[str, Any]:
     """Return the metadata of an output column that is event time for the operator that follows.
 
-    Parameters
-    ----------
-    delay_ms
-        The delay of the input's watermark, in milliseconds: ``dropDuplicatesWithinWatermark``
-        behind the operator keeps a key for so long.
+    `delay_ms` is the delay of the input's watermark; a ``dropDuplicatesWithinWatermark`` that
+    follows the operator keeps a key for so long.
     """
     return {WATERMARK_DELAY: delay_ms, _EMITTED: True}
 

@@ -41,18 +41,8 @@ Sources = Mapping[str, Sequence[str]]
 def user_frames(error: BaseException, sources: Sources | None = None) -> str:
     """Return where in the user's code an error was raised, and its causes.
 
-    Parameters
-    ----------
-    error
-        What was raised.
-    sources
-        Lines by file name, of code whose files this machine may not have.
-
-    Returns
-    -------
-    str
-        Lines as in Python's tracebacks, each after a line break, without those of this library
-        and PySpark. Empty if the user's code has no part in it.
+    The lines are as in Python's tracebacks, each after a line break, without those of this library
+    and PySpark. The text is empty if the user's code has no part in the error.
     """
     known = sources or {}
     text = "".join(_frames(error, known))

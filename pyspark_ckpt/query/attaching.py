@@ -60,17 +60,6 @@ def remember(
     Records of queries of this process that have ended are removed, unless another client continues
     the query. No other server is asked whether they have ended, because it may itself have ended,
     and PySpark waits minutes for its answer.
-
-    Parameters
-    ----------
-    started
-        The query.
-    session
-        The session that Spark's query was started in.
-    files
-        Its directories and operators.
-    settings
-        Its settings.
     """
     spark, query = started.spark, started.query
     with _guard:
@@ -107,11 +96,6 @@ def check_no_copy_runs(location: Storage, query_id: str | None) -> None:
     """Refuse a location whose copy runs in this process; Spark would end that run for this one.
 
     A copy of a location has the same query id, by which Spark knows its runs.
-
-    Raises
-    ------
-    RestoreError
-        If a query with the id runs at another location.
     """
     former = None if query_id is None else former_run(query_id)
     if former is None or former.has_ended:
@@ -130,20 +114,6 @@ def check_name(spark: SparkSession, name: str | None, query_id: str | None) -> N
     """Refuse a name that another running query of the session has, as a classic session does.
 
     A Spark Connect server compares no names, because each query runs in a session of its own.
-
-    Parameters
-    ----------
-    spark
-        The user's session.
-    name
-        The ``queryName`` of a query that is to start, ``None`` if it has no name.
-    query_id
-        The query's id, ``None`` if it never ran. A run of the query itself may be active.
-
-    Raises
-    ------
-    ConfigurationError
-        If a query of another id has the name.
     """
     if name is None or not is_connect(spark):
         return

@@ -22,18 +22,7 @@ _FENCES_TAKEN_BACK = 3
 class CheckpointTaker:
     """Takes the checkpoints of one run of a query; any thread may take one.
 
-    Parameters
-    ----------
-    runner
-        Does the work.
-    race
-        Knows whether this run commits the query's epochs.
-    query
-        Stopped if it cannot have checkpoints.
-    committed_epoch
-        Returns the newest committed epoch.
-    tolerable
-        How many checkpoints in a row may fail.
+    If more than `tolerable` checkpoints in a row fail, `query` is stopped.
     """
 
     def __init__(
@@ -55,11 +44,8 @@ class CheckpointTaker:
     ) -> CompletedCheckpoint | Refusal:
         """Take a checkpoint of the newest committed epoch; as :meth:`CheckpointRunner.take`.
 
-        Raises
-        ------
-        CheckpointAbortedError
-            If it was aborted. If more checkpoints failed than the settings tolerate, the query was
-            stopped.
+        If more checkpoints failed than the settings tolerate, the query was stopped before
+        CheckpointAbortedError is raised.
         """
         return self._take(_FENCES_TAKEN_BACK, periodic=periodic, waits=waits_for_listeners)
 
@@ -78,12 +64,8 @@ class CheckpointTaker:
     def take_back_if_fenced(self) -> None:
         """Take back the fence from a driver that was started later and commits no epoch.
 
-        Raises
-        ------
-        FencedError
-            If the query was started again in this process.
-        OSError
-            If it is unknown whether this driver has the fence.
+        FencedError means that the query was started again in this process. OSError means that it is
+        unknown whether this driver has the fence.
         """
         try:
             self._runner.check_not_fenced()

@@ -98,27 +98,8 @@ class CheckpointCoordinator:
     `listeners` are called on the driver. `progress` has the operators' progress. `live` reads the
     states at the newest committed epoch. `requests` answers those of other processes.
 
-    Parameters
-    ----------
-    spark
-        The session that the query was started from.
-    streaming_query
-        The running query.
-    files
-        Its directories and operators.
-    settings
-        Interval, timeout, retention and savepoints directory.
-    last_epochs
-        Runs the epochs that a stopped query still needs.
-    continues
-        Whether the run starts from stored state.
-    store
-        The store of its checkpoints, if the start has claimed it; by default it is claimed now.
-
-    Raises
-    ------
-    OSError
-        If the checkpoints directory cannot be read.
+    `continues` says whether the run starts from stored state. Without `store`, the store of its
+    checkpoints is claimed now.
     """
 
     def __init__(
@@ -297,13 +278,7 @@ class CheckpointCoordinator:
             raise
 
     def check_session(self) -> None:
-        """Refuse to act for a run whose session has ended.
-
-        Raises
-        ------
-        CheckpointAbortedError
-            If it has.
-        """
+        """Refuse to act for a run whose session has ended."""
         why = self.why_session_ended()
         if why is not None:
             self.session_error()
@@ -363,20 +338,9 @@ class CheckpointCoordinator:
     def trigger_checkpoint(self, *, waits_for_listeners: bool = True) -> CompletedCheckpoint:
         """Checkpoint the newest committed epoch, and delete what is no longer retained.
 
-        Parameters
-        ----------
-        waits_for_listeners
-            Whether to return after the listeners' calls.
-
-        Returns
-        -------
-        CompletedCheckpoint
-            The newest checkpoint, if no epoch was committed after it.
-
-        Raises
-        ------
-        CheckpointAbortedError
-            If it was aborted; its `reason` says why.
+        If no epoch was committed after the newest checkpoint, that checkpoint is returned. With
+        `waits_for_listeners`, it returns after the listeners' calls. If the checkpoint was aborted,
+        `reason` of the CheckpointAbortedError says why.
         """
         with self._while_session_lasts():
             taken = self._taker.take(periodic=False, waits_for_listeners=waits_for_listeners)
@@ -433,10 +397,7 @@ class CheckpointCoordinator:
     def take_back(self, store: CompletedCheckpointStore) -> None:
         """Have the fence again that a next run claimed, with this store, and could not use.
 
-        Raises
-        ------
-        FencedError
-            If another driver has taken over the query meanwhile.
+        FencedError is raised if another driver has taken over the query by then.
         """
         self._runner.fence.take_back(store)
 

@@ -36,13 +36,6 @@ def library_error(failure: Exception | None, files: QueryFiles) -> Exception | N
     It has one if a task raised such an error, or if Spark could not read one of its own files in
     the query's location. Both ``except ProcessorError`` and ``except StreamingQueryException``
     catch it.
-
-    Parameters
-    ----------
-    failure
-        What Spark says, ``None`` if nothing failed.
-    files
-        The files of the query.
     """
     if not isinstance(failure, StreamingQueryException):
         return failure

@@ -19,34 +19,14 @@ def remove_leftovers(
     check_not_fenced: Callable[[], None],
     location: Storage,
 ) -> None:
-    """Remove what drivers before this one left behind, in the savepoints and in the location.
-
-    Raises
-    ------
-    OSError, CkptError
-        If something could not be removed.
-    """
+    """Remove what drivers before this one left behind, in the savepoints and in the location."""
     remove_interrupted_savepoints()
     with suppress(FencedError):  # what is in the location may be another driver's work
         remove_leftovers_of_restarts(location, check_not_fenced)
 
 
 class Housekeeping:
-    """Does the work that is due between two checkpoints.
-
-    Parameters
-    ----------
-    requests
-        Answers requests.
-    remove_interrupted
-        Removes savepoints that earlier drivers did not complete.
-    settings
-        How long a step may take, and how long it may fail.
-    clock
-        Returns monotonic milliseconds.
-    poll_ms
-        The shortest time between two looks for requests, in milliseconds.
-    """
+    """Does the work that is due between two checkpoints."""
 
     def __init__(
         self,
@@ -73,16 +53,9 @@ class Housekeeping:
     def do(self, *, has_won: bool) -> None:
         """Do the steps that are due.
 
-        Parameters
-        ----------
-        has_won
-            Whether this run has committed an epoch. Only then is it certain that earlier drivers
-            have ended.
-
-        Raises
-        ------
-        OSError, CkptError
-            If a step has failed for longer than checkpoints may fail.
+        `has_won` says whether this run has committed an epoch, because only then is it certain that
+        earlier drivers have ended. An error is raised only if a step has failed for longer than
+        checkpoints may fail.
         """
         if has_won:
             self._once = [step for step in self._once if not self._is_done(*step)]

@@ -38,19 +38,7 @@ from pyspark_ckpt.storage.retrying import RetryingStorage
 
 @says_that_session_ended
 class ObservedQuery(StreamingQuery):
-    """The part of a :class:`CheckpointedQuery` that only looks at the query.
-
-    Parameters
-    ----------
-    spark : SparkSession
-        The session that started the query.
-    query : StreamingQuery
-        Spark's query.
-    coordinator : CheckpointCoordinator
-        Takes the query's checkpoints and savepoints.
-    restore : Restore, optional
-        What the query was restored from.
-    """
+    """The part of a :class:`CheckpointedQuery` that only looks at the query."""
 
     def __init__(
         self,

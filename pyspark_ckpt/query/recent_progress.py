@@ -37,14 +37,7 @@ class RecentProgress(CheckpointListener):
 
     It listens to the checkpoints because it reports their age.
 
-    Parameters
-    ----------
-    spark
-        A session of :func:`reading_session`.
-    query
-        The running query.
-    files
-        Its directories and operators.
+    `spark` is a session of :func:`reading_session`.
     """
 
     def __init__(self, spark: SparkSession, query: StreamingQuery, files: QueryFiles) -> None:

@@ -33,20 +33,9 @@ def savepoint_target(wanted: str | None, savepoints_directory: str | None) -> st
     Everybody who may write the checkpoints directory can post a request. A request must not make
     the driver write elsewhere. Therefore the savepoint goes into the configured directory or below.
 
-    Parameters
-    ----------
-    wanted
-        A path relative to that directory, or a path or URL of it or inside it in any spelling;
-        ``None`` for the directory itself.
-    savepoints_directory
-        ``spark.ckpt.execution.checkpointing.savepoint-dir`` of the query.
-
-    Raises
-    ------
-    ConfigurationError
-        If the query has no such directory.
-    UnsafePathError
-        If the path leads outside, also through a symbolic link.
+    `wanted` is a path relative to `savepoints_directory`, or a path or URL of it or inside it;
+    ``None`` stands for the directory itself. UnsafePathError is raised if the path leads outside,
+    also through a symbolic link.
     """
     if savepoints_directory is None:
         raise ConfigurationError(
@@ -65,13 +54,7 @@ def savepoint_target(wanted: str | None, savepoints_directory: str | None) -> st
 
 
 def _below(root: Storage, wanted: str) -> str:
-    """Return a path relative to a directory; it may step upwards, which ``url_of`` refuses.
-
-    Raises
-    ------
-    CkptError
-        If it is a path or a URL of another place.
-    """
+    """Return a path relative to a directory; it may step upwards, which ``url_of`` refuses."""
     if not wanted.startswith("/") and _URL.match(wanted) is None:
         return wanted
     found = open_storage(wanted).url  # as the directory's own: s3a:// as s3://, file:/ as a path
@@ -158,16 +141,8 @@ class RequestHandler:
     Requests that the driver's user may not read or write stay as they are. The log says so once,
     and the query runs on, because whoever posts them may make their directory as another user.
 
-    Parameters
-    ----------
-    storage
-        The query's checkpoints directory.
-    savepoints_directory
-        The configured directory; a request may put a savepoint only into it or below it.
-    actions
-        What requests can ask for; called in the handler's threads.
-    under_way
-        Counts the handler's threads.
+    `actions` are called in the handler's threads, which `under_way` counts. A request may put a
+    savepoint only into `savepoints_directory` or below it.
     """
 
     def __init__(
@@ -189,13 +164,7 @@ class RequestHandler:
         self._may_look = True
 
     def refuse_interrupted(self) -> None:
-        """Refuse the requests that an earlier driver claimed and did not answer before it ended.
-
-        Raises
-        ------
-        OSError, CkptError
-            If the requests cannot be read or answered.
-        """
+        """Refuse the requests that an earlier driver claimed and did not answer before it ended."""
         for request_id in self._found(self._files.unanswered_ids):
             if request_id in self.taken:
                 continue
@@ -212,13 +181,7 @@ class RequestHandler:
                 logger.warning("%s: request %s has no answer: %s", self._where, request_id, exc)
 
     def poll(self) -> None:
-        """Begin the requests that have not expired; called by the coordinator's thread.
-
-        Raises
-        ------
-        OSError, CkptError
-            If the requests cannot be listed, claimed or answered.
-        """
+        """Begin the requests that have not expired; called by the coordinator's thread."""
         for request_id in self._found(self._files.open_ids):
             if request_id in self._denied:
                 continue
@@ -345,13 +308,7 @@ class RequestHandler:
 
 
 class _logged:  # noqa: N801  # reads as the statement it is
-    """Logs an error of a request and suppresses it: the query runs, the requester gets no answer.
-
-    Parameters
-    ----------
-    where
-        The query's checkpoints directory.
-    """
+    """Logs an error of a request and suppresses it: the query runs on, without an answer."""
 
     def __init__(self, where: str) -> None:
         self._where = where

@@ -57,18 +57,7 @@ class Restarter(Protocol):
 class RestartableQuery(ObservedQuery):
     """The part of a :class:`CheckpointedQuery` that restarts it in place.
 
-    Parameters
-    ----------
-    spark : SparkSession
-        The session that started the query.
-    query : StreamingQuery
-        Spark's query.
-    coordinator : CheckpointCoordinator
-        Takes the query's checkpoints and savepoints.
-    restore : Restore, optional
-        What the query was restored from.
-    restarter : Restarter, optional
-        Starts the query again in place, ``None`` if its program is not in this process.
+    `restarter` is ``None`` if the program of the query is not in this process.
     """
 
     def __init__(
@@ -226,15 +215,7 @@ class RestartableQuery(ObservedQuery):
     def _take_back(
         self, former: CheckpointCoordinator | None, store: CompletedCheckpointStore
     ) -> None:
-        """Let the former run have the fence, if the next one claimed it and was not continued with.
-
-        Parameters
-        ----------
-        former
-            The coordinator of the run before.
-        store
-            What the next run has claimed.
-        """
+        """Return the fence to the former run, if the next one claimed it and was given up."""
         if self._coordinator is former:
             with suppress(CkptError, OSError):  # another driver may have the query by now
                 former.take_back(store)

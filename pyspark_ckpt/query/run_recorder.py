@@ -69,18 +69,8 @@ _URL_QUERY = re.compile(r"(://[^\s?]*\?)\S+")
 class RunRecorder(CheckpointListener):
     """Records one run of a query.
 
-    Parameters
-    ----------
-    storage
-        The query's checkpoints directory.
-    started
-        The record of the start.
-    progress_since
-        Returns Spark's reports of the epochs after an epoch, oldest first.
-    metadata_of
-        Returns the metadata of a retained checkpoint, with the counts of its handles.
-    period_s
-        The time between two notes.
+    `progress_since` returns Spark's reports of the epochs after an epoch, oldest first.
+    `metadata_of` returns the metadata of a retained checkpoint, with the counts of its handles.
     """
 
     def __init__(
@@ -151,12 +141,8 @@ class RunRecorder(CheckpointListener):
     def end(self, error: BaseException | None, *, asks_spark: bool = True) -> None:
         """Record the end of the run, and wait for that a few seconds.
 
-        Parameters
-        ----------
-        error
-            Why it ended, ``None`` if it was stopped or ended by itself.
-        asks_spark
-            Whether Spark can be asked for its last epochs.
+        `error` is ``None`` if the run was stopped or ended by itself. `asks_spark` says whether
+        Spark can be asked for its last epochs.
         """
         self._asks_spark = asks_spark
         self._ended = self._end_record(error)
@@ -246,25 +232,7 @@ def run_started(
     settings: Settings,
     outlives_client: bool = False,
 ) -> RunStarted:
-    """Return the record of a start.
-
-    Parameters
-    ----------
-    run_id
-        Spark's id of the run.
-    query_id, query_name
-        The query.
-    location
-        Its ``checkpointLocation``.
-    versions
-        Of this library and of Spark.
-    operators
-        The uids of its operators.
-    settings
-        Its settings.
-    outlives_client
-        Whether a server continues the query when this process ends.
-    """
+    """Return the record of a start."""
     return RunStarted(
         run_id=run_id,
         at_ms=now_ms(),

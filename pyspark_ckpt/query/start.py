@@ -78,22 +78,9 @@ from pyspark_ckpt.stores.open import claim_store
 class StartOfSpark:
     """How Spark's own query is started.
 
-    Parameters
-    ----------
-    start
-        With the trigger that the writer was given.
-    start_once
-        For one epoch only, into the same sink.
-    ends_by_itself
-        Whether the query ends by itself with that trigger.
-    location_is_temporary
-        Whether the location is deleted when the query ends.
-    announces_epochs
-        Whether the sink is ``foreachBatch``, which announces its epochs to the tasks.
-    session
-        The query's own session over Spark Connect, ``None`` if it starts in the user's.
-    name
-        The ``queryName``.
+    `start` uses the trigger that the writer was given, and `start_once` runs one epoch only, into
+    the same sink. `ends_by_itself` holds for the trigger of `start`. `session` is the query's
+    session over Spark Connect, ``None`` if the query starts in the user's session.
     """
 
     start: Callable[[], StreamingQuery]
@@ -106,25 +93,7 @@ class StartOfSpark:
 
 
 class QueryStart:
-    """Starts one query at its location.
-
-    Parameters
-    ----------
-    stream
-        What the query writes.
-    settings
-        Its settings, with qualified paths.
-    migrations
-        Migrations of states during the restore.
-    location
-        Its ``checkpointLocation``.
-    sink_log, table
-        Spark's file sink, and the table that the query writes into, if it has them.
-    spark_query
-        How Spark's own query is started.
-    restarter
-        Starts the query again in place.
-    """
+    """Starts one query at its location."""
 
     def __init__(
         self,
@@ -189,10 +158,7 @@ class QueryStart:
     def run(self, continued: CheckpointedQuery | None = None) -> CheckpointedQuery:
         """Start the query; on an error nothing was started or deleted.
 
-        Parameters
-        ----------
-        continued
-            The query of the last run at this location, which becomes this run.
+        `continued` is the query of the last run at this location, and becomes this run.
         """
         self._continued = continued
         end_former_runs(self._location.storage)
@@ -213,13 +179,7 @@ class QueryStart:
             location.check_watermark_policy(self._spark)
 
     def run_due_epoch(self) -> None:
-        """Run the epoch whose offsets are written at the location and not committed.
-
-        Raises
-        ------
-        StreamingQueryException
-            If it fails; also an error of this library, such as :class:`ProcessorError`.
-        """
+        """Run the epoch whose offsets are written at the location and not committed."""
         self._run_one_epoch(None)
 
     def runner(self) -> CheckpointRunner:

@@ -373,16 +373,8 @@ def _check_input(
 ) -> None:
     """Refuse to go back over epochs whose input is gone, before there is anything to wait for.
 
-    Parameters
-    ----------
-    spark
-        A session that reaches the input.
-    location
-        The location, whose sources' logs have the void epochs.
-    to
-        The checkpoint, or the content that comes back.
-    allows
-        Whether the rows of missing input are left out.
+    With `allows`, the rows of missing input are left out. The logs of the sources in `location`
+    have the void epochs.
     """
     if isinstance(to, RestoreSource):
         path, seen = to.path, files_seen(to)

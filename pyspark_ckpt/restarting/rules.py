@@ -54,20 +54,7 @@ class RescaleRules:
 
     @classmethod
     def of(cls, settings: Settings, *, can_be_built: bool) -> RescaleRules | None:
-        """Return the rules of a query, ``None`` if it has none.
-
-        Parameters
-        ----------
-        settings
-            The query's.
-        can_be_built
-            Whether the query was given as a function that builds it.
-
-        Raises
-        ------
-        ConfigurationError
-            If the rules contradict each other, or the query cannot be built again.
-        """
+        """Return the rules of a query, ``None`` if it has none."""
         if not settings.rescales_by_rule:
             return None
         most, fewest = settings.rescale_max_parallelism, settings.rescale_min_parallelism
@@ -100,12 +87,7 @@ class RescaleRules:
     def proposal(self, parallelism: int, loads: Sequence[Load]) -> Proposal | None:
         """Return what a query should have, ``None`` if that is what it has.
 
-        Parameters
-        ----------
-        parallelism
-            What it has.
-        loads
-            Its epochs with rows since the last restart, oldest first.
+        `loads` has the epochs with rows since the last restart, oldest first.
         """
         last = loads[-self.window :]
         if len(last) < self.window:

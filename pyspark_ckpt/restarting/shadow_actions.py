@@ -35,17 +35,7 @@ SHADOW_ACTIONS = frozenset({Action.PROMOTE, Action.PROMOTE_ANYWAY, Action.DISCAR
 
 
 def note_shadow(checkpoints: str, directory: str, actions: ShadowActions) -> None:
-    """Let requests find a shadow.
-
-    Parameters
-    ----------
-    checkpoints
-        The URL of the checkpoints directory of its query.
-    directory
-        The URL of its own directory.
-    actions
-        What can be asked of it.
-    """
+    """Let requests find a shadow."""
     with _guard:
         _shadows.setdefault(checkpoints, {})[directory] = actions
 
@@ -62,24 +52,8 @@ def forget_shadow(directory: str) -> None:
 def act_on_shadow(checkpoints: str, action: Action, directory: str | None) -> Savepoint | None:
     """Carry out a request.
 
-    Parameters
-    ----------
-    checkpoints
-        The URL of the query's checkpoints directory.
-    action
-        One of :data:`SHADOW_ACTIONS`.
-    directory
-        The parent of the savepoint of a promotion.
-
-    Returns
-    -------
-    Savepoint or None
-        The savepoint of a promotion.
-
-    Raises
-    ------
-    ConfigurationError
-        If the query has no shadow, or several of which one is to be promoted.
+    A promotion returns its savepoint, whose parent is `directory`. ConfigurationError is raised if
+    the query has no shadow, or several shadows of which one is to be promoted.
     """
     with _guard:
         found = [*_shadows.get(checkpoints, {}).values()]

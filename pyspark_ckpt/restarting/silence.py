@@ -34,20 +34,6 @@ def check_silent(
     A run without an end may go on. It is silent if it writes nothing for two minutes, for which the
     call waits. A Spark Connect server continues a query whose client has ended, without any sign of
     life.
-
-    Parameters
-    ----------
-    location, checkpoints
-        The query's ``checkpointLocation`` and checkpoints directory.
-    clock
-        Milliseconds that never go back.
-    sleep
-        Waits so many seconds.
-
-    Raises
-    ------
-    RestoreError
-        If it may run.
     """
     runs = _recorded(location, checkpoints)
     began_ms = clock()

@@ -71,15 +71,7 @@ def _is_at(stored: OperatorMetadata, planned: CopiedOperator) -> bool:
 
 
 def check_can_be_changed(plan: RestorePlan) -> None:
-    """Check that the plan can be carried out in place.
-
-    Raises
-    ------
-    RestoreError, IncompatibleStateError, PlanError
-        If it refuses an operator, a state or a source.
-    NotBuiltYetError
-        If Spark's own stateful operators would have to move, too, or sources are read elsewhere.
-    """
+    """Check that the plan can be carried out in place."""
     plan.check()
     if changes_state(plan) and plan.spark_operators.operators:
         raise NotBuiltYetError(
@@ -111,21 +103,8 @@ def change_in_place(
 ) -> Exchange:
     """Give a stopped query's location the plan's operators; durable on return.
 
-    Parameters
-    ----------
-    spark
-        The session that the query is started from; it is not changed.
-    location
-        The query's ``checkpointLocation``.
-    plan
-        What becomes of each operator of the location's newest epoch.
-    check_still_ours
-        Raises if another driver has taken the query over.
-
-    Returns
-    -------
-    Exchange
-        What was done; :func:`put_back` undoes it until the query has begun another epoch.
+    `spark` is not changed. `check_still_ours` raises if another driver has taken the query over.
+    :func:`put_back` undoes the returned exchange until the query has begun another epoch.
     """
     token = secrets.token_hex(6)
     staged = location.child(f"{STAGED_BY_RESTART}{token}")

@@ -19,13 +19,6 @@ class RestartStop:
     `is_under_way` stays true after the stop: the run ends without the query. `has_begun` says of
     the last restart whether it is to answer for a run that has ended. If somebody sets
     `is_unwanted`, no restart starts the query again.
-
-    Parameters
-    ----------
-    query_id
-        The id of the query.
-    query
-        The run of the query.
     """
 
     def __init__(self, query_id: str, query: StreamingQuery) -> None:
@@ -42,10 +35,7 @@ class RestartStop:
 
         The next one waits, and finds the run stopped: two must not both finish its last epoch.
 
-        Raises
-        ------
-        CheckpointAbortedError
-            If the run was, or is being, stopped for a restart.
+        CheckpointAbortedError means that the run was, or is being, stopped for a restart.
         """
         with self._for_good:
             with self._deciding:
@@ -66,10 +56,7 @@ class RestartStop:
     def stopping(self) -> Iterator[None]:
         """Stop the run while the context lasts; one that still runs after an error is as before.
 
-        Raises
-        ------
-        CheckpointAbortedError
-            If somebody else has stopped the run, or is about to.
+        CheckpointAbortedError means that somebody else has stopped the run, or is about to.
         """
         with self._deciding:
             self.has_begun = False

@@ -51,11 +51,6 @@ def end_former_runs(location: Storage) -> None:
     ``spark.stop()`` leaves Spark's own thread of each query as it is. The thread would begin an
     epoch beside a run of the next session, or on files that a rollback replaces. So this function
     waits for the runs at the location.
-
-    Parameters
-    ----------
-    location
-        The location.
     """
     with _locations_guard:
         runs = list(_runs)
@@ -81,11 +76,6 @@ class Turn:
     """Held while a query is restarted in place or stopped; a thread may take it several times.
 
     A restart and a stop wait for the query's batch, so the batch never waits for them.
-
-    Parameters
-    ----------
-    query_id
-        The id of the query.
     """
 
     def __init__(self, query_id: str) -> None:
@@ -100,15 +90,7 @@ class Turn:
     def taken(self, call: str) -> Iterator[None]:
         """Have the turn while the context lasts, however long that takes.
 
-        Parameters
-        ----------
-        call
-            What is called, for the error.
-
-        Raises
-        ------
-        ConfigurationError
-            In the query's batch.
+        In the query's batch, ConfigurationError is raised.
         """
         if self._is_in_batch:
             raise ConfigurationError(
@@ -122,15 +104,8 @@ class Turn:
     def taken_unless_in_batch(self, timeout_s: float | None = None) -> Iterator[None]:
         """Have the turn while the context lasts, but not in the query's batch.
 
-        Parameters
-        ----------
-        timeout_s
-            How long to wait for it; by default without end.
-
-        Raises
-        ------
-        CheckpointAbortedError
-            If it takes longer, as in a listener that a restart waits for.
+        If `timeout_s` is ``None``, it waits without end. CheckpointAbortedError is raised if it
+        takes longer, as in a listener that a restart waits for.
         """
         if self._is_in_batch:
             yield

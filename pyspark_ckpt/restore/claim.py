@@ -26,13 +26,7 @@ logger = library_logger(__name__)
 
 
 def check_claim_at_temporary(settings: Settings) -> None:
-    """Refuse to claim a savepoint for a query whose location is deleted when it ends.
-
-    Raises
-    ------
-    ConfigurationError
-        If nothing of the state would be left then.
-    """
+    """Refuse to claim a savepoint for a query whose location is deleted when it ends."""
     claims = settings.restore_path is not None and settings.claim_mode is ClaimMode.CLAIM
     if claims and settings.checkpoints_directory is None:
         raise ConfigurationError(
@@ -46,11 +40,6 @@ class ClaimedSource(CheckpointListener):
     """Deletes what a query claimed once the query has a checkpoint of its own; on the driver.
 
     A deletion that failed is tried again at the next checkpoint.
-
-    Parameters
-    ----------
-    origin
-        The checkpoint or savepoint that the query was restored from.
     """
 
     def __init__(self, origin: Origin) -> None:
@@ -78,10 +67,7 @@ class ClaimedSource(CheckpointListener):
 def discard(origin: Origin) -> bool:
     """Delete the checkpoint or savepoint that a query was restored from; ``_metadata`` goes last.
 
-    Returns
-    -------
-    bool
-        Whether it existed. If the path holds something else by now, nothing is deleted.
+    Returns whether it existed. If the path holds something else by now, nothing is deleted.
     """
     try:
         source = RestoreSource(origin.path, check_files=False)

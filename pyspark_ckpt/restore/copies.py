@@ -111,24 +111,7 @@ def copy_handles(
     source: Storage,
     target: Storage,
 ) -> list[Handle]:
-    """Copy the files of an operator's handles and return the handles that name the copies.
-
-    Parameters
-    ----------
-    spark
-        The session whose executors may copy.
-    handles
-        The stored handles.
-    copy
-        The operator and the query that the copies are for.
-    source, target
-        What the files lie in, and the new query's checkpoints directory.
-
-    Raises
-    ------
-    CorruptFileError
-        If a file is missing or changed.
-    """
+    """Copy the files of an operator's handles and return the handles that name the copies."""
     is_remote = source.is_remote or target.is_remote
     parts = copy.files_of(handles)
     files = [each for part in parts for each in part]

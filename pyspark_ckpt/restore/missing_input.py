@@ -65,15 +65,8 @@ class PlannedInput(PlannedPart):
 def plan_input(source: RestoreSource, spark: SparkSession | None, *, allows: bool) -> PlannedInput:
     """Look for the input that later epochs of the same query have read.
 
-    Parameters
-    ----------
-    source
-        The checkpoint or savepoint. If the location of its query is not within reach, such as on
-        another machine, nobody knows what that has read.
-    spark
-        A session that reaches the files, ``None`` if nothing is to be looked for.
-    allows
-        Whether rows of missing files are left out rather than refused.
+    `spark` is ``None`` if nothing is to be looked for. If the location of the query cannot be
+    reached, such as on another machine, it is unknown what later epochs have read.
     """
     if spark is None:
         return PlannedInput()
@@ -96,16 +89,8 @@ def planned_input(
 ) -> PlannedInput:
     """Return which files were read, are not in the state that is gone back to, and are gone.
 
-    Parameters
-    ----------
-    spark
-        A session that reaches the files.
-    path
-        What is gone back to, for errors.
-    read, seen
-        By the name of the source: what was read before, and what the state at `path` contains.
-    allows
-        Whether rows of missing files are left out rather than refused.
+    `read` is what was read before, and `seen` is what the state at `path` contains, both by the
+    name of the source.
     """
     void = differing(read, seen)
     if not void:
@@ -138,13 +123,7 @@ def _part(text: str, refusal: str, files: tuple[str, ...], *, allows: bool) -> P
 
 
 def files_seen(source: RestoreSource) -> dict[str, set[ReadFile]]:
-    """Return the files whose rows the state of a checkpoint contains, by the name of the source.
-
-    Raises
-    ------
-    CorruptFileError
-        If a copy of a source's log is missing or changed.
-    """
+    """Return the files whose rows the state of a checkpoint contains, by the name of the source."""
     metadata = source.metadata
     names = metadata.source_names
     sources = Sources(metadata.source_ids, () if names is msgspec.UNSET else names)

@@ -37,21 +37,9 @@ def plan_sources(
 ) -> PlannedSources:
     """Decide where the sources continue; refuse other sources than there are offsets of.
 
-    Parameters
-    ----------
-    source
-        The checkpoint or savepoint.
-    source_ids
-        Which source the query reads at each place, ``None`` if that is not to be checked.
-    source_names
-        What Spark calls each of these sources, by id; ``None`` if that is not to be checked.
-    given_names
-        The names that the user gave these sources, by id; empty if Spark uses none.
-
-    Raises
-    ------
-    CorruptFileError
-        If the offsets, times or entries of logs are not what Spark writes, or an entry is missing.
+    `source_ids` has the source that the query reads at each place, and `source_names` and
+    `given_names` are by source id. ``None`` for `source_ids` or `source_names` leaves out that
+    check, and `given_names` is empty if Spark uses none.
     """
     stored, times_ms = source.offsets, source.times_ms
     if not stored:

@@ -44,19 +44,7 @@ _OUTCOMES = {
 
 @dataclass(frozen=True, slots=True)
 class OperatorTerms:
-    """On which terms operators are restored.
-
-    Parameters
-    ----------
-    path
-        The checkpoint or savepoint, for errors.
-    migrations
-        The migrations that are done while state is restored, by uid and state.
-    backend_type
-        The query's backend, ``None`` if it is not known yet.
-    allow_non_restored_state
-        Whether operators that the query does not have are dropped rather than refused.
-    """
+    """On which terms operators are restored."""
 
     path: str
     migrations: Mapping[str, Mapping[str, Migration]]
@@ -67,17 +55,7 @@ class OperatorTerms:
 def plan_operators(
     stored: Collection[OperatorMetadata], query_operators: StatefulOperators, terms: OperatorTerms
 ) -> tuple[PlannedOperator, ...]:
-    """Decide what becomes of each operator: those of the query first, then those it does not have.
-
-    Parameters
-    ----------
-    stored
-        The operators of the checkpoint or savepoint.
-    query_operators
-        The query's.
-    terms
-        On which terms they are restored.
-    """
+    """Decide what becomes of each operator: first the query's, then those that it lacks."""
     by_uid = {operator.uid: operator for operator in stored}
     wanted = query_operators.ours
     uids = [operator.uid for operator in wanted.values()]
@@ -89,15 +67,7 @@ def plan_operators(
 
 
 def unknown_migrations(uids: Collection[str], wanted: Collection[str]) -> PlannedPart:
-    """Refuse migrations of operators that the query does not have.
-
-    Parameters
-    ----------
-    uids
-        The operators for which migrations are given.
-    wanted
-        The operators that the query has.
-    """
+    """Refuse migrations of operators that the query does not have."""
     unknown = sorted(set(uids) - set(wanted))
     if not unknown:
         return PlannedPart()

@@ -150,11 +150,6 @@ class RestorePlan:
 
         A refused operator is not in :attr:`started`, and refused sources have no offsets. Without
         this check, state and offsets would be lost.
-
-        Raises
-        ------
-        RestoreError, IncompatibleStateError, PlanError
-            The first of the errors.
         """
         for part in (*self.operators, self.sources):
             if part.errors:
@@ -190,30 +185,10 @@ class RestorePlan:
 class RestoreRequest:
     """A restore as the user and the settings want it; see ``restoreFrom``.
 
-    Parameters
-    ----------
-    path
-        A ``savepoint-...`` or ``chk-...`` directory.
-    claim_mode
-        ``NO_CLAIM`` or ``CLAIM``.
-    allow_non_restored_state
-        Whether operators that the query does not have are dropped rather than refused.
-    falls_back
-        Whether a corrupt ``chk-N`` is replaced by the newest whole one before it.
-    migrations
-        The migrations that are done while state is restored, by uid and state.
-    backend_type
-        The query's backend, ``None`` if it is not known yet.
-    source_ids
-        Which source the query reads at each place, ``None`` if that is not to be checked.
-    source_names
-        What Spark calls each of these sources, by id; ``None`` if that is not to be checked.
-    given_names
-        The names that the user gave these sources, by id; empty if Spark uses none.
-    allow_missing_input
-        Whether rows of input that is gone are left out rather than refused.
-    spark
-        A session that reaches the input, ``None`` if it is not to be looked for.
+    ``None`` for `source_ids` or `source_names` leaves out that check, and ``None`` for `spark`
+    means that missing input is not looked for. `backend_type` is ``None`` if it is not known yet,
+    and `given_names` is empty if Spark uses none. With `falls_back`, a corrupt ``chk-N`` is
+    replaced by the newest whole one before it.
     """
 
     path: str
@@ -230,26 +205,14 @@ class RestoreRequest:
 
 
 def plan_of_request(request: RestoreRequest, operators: StatefulOperators) -> RestorePlan:
-    """Open what a query is to be restored from and plan the restore; starts nothing.
-
-    Raises
-    ------
-    CheckpointNotFoundError, CorruptFileError, UnsafePathError
-        If there is no checkpoint or savepoint that can be trusted.
-    """
+    """Open what a query is to be restored from and plan the restore; starts nothing."""
     return plan_of(open_source(request.path, falls_back=request.falls_back), operators, request)
 
 
 def plan_of(
     source: RestoreSource, operators: StatefulOperators, request: RestoreRequest
 ) -> RestorePlan:
-    """Plan the restore of a query with these operators; on the driver, starts nothing.
-
-    Raises
-    ------
-    CorruptFileError
-        If a stored schema, offset or time is not what Spark writes.
-    """
+    """Plan the restore of a query with these operators; on the driver, starts nothing."""
     metadata = source.metadata
     uids = [operator.uid for operator in operators.descriptors]
     stored = {operator.uid for operator in metadata.operators}

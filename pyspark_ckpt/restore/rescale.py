@@ -59,37 +59,10 @@ def move_state(
 ) -> list[Handle]:
     """Move an operator's state as it was planned; runs a Spark job.
 
-    Parameters
-    ----------
-    spark
-        The session.
-    operator
-        The operator as it is stored and as it shall be; their keys are the same.
-    source
-        What the stored handles' files lie in; only read.
-    checkpoints
-        The new query's checkpoints directory.
-    query_id
-        The new query's.
-    epoch
-        The epoch that the new handles are of.
-    in_place
-        Whether `checkpoints` has the stored files already, because it is the directory of the same
-        query.
-    links
-        Whether files that stay as they are may be linked.
-
-    Returns
-    -------
-    list of Handle
-        The handles of the new subtasks that have state; all files are durable.
-
-    Raises
-    ------
-    CorruptFileError, ProcessorError
-        If a file is corrupt, or a migration raises.
-    pyspark.errors.PySparkException
-        If the job fails for another reason.
+    The result has the handles of those new subtasks that have state, and all their files are
+    durable. `source` is only read. `in_place` says that `checkpoints` has the stored files already,
+    because it is the directory of the same query; with `links`, files that stay as they are may be
+    linked.
     """
     stored, wanted = operator.stored, operator.wanted
     newest = newest_of(stored.handles)

@@ -53,30 +53,10 @@ def seed(
 ) -> None:
     """Fill a location that nobody else fills; durable on return.
 
-    Parameters
-    ----------
-    spark
-        The session the query will be started from, with its state store settings.
-    location
-        The ``checkpointLocation``.
-    checkpoints
-        The new query's checkpoints directory.
-    query_id
-        Its id.
-    plan
-        What becomes of each operator and source. It may refuse Spark's own operators, whose files
-        are copied all the same.
-    place
-        Where the location will lie, if it is moved once it is filled.
-    check_still_ours
-        Is called before each file. Raises if another driver fills the location now.
-
-    Raises
-    ------
-    CorruptFileError, CheckpointNotFoundError
-        If a file is missing or changed, or the checkpoint was subsumed while it was copied.
-    RestoreError, IncompatibleStateError, PlanError
-        If the plan refuses an operator of this library, or the sources; nothing was written.
+    `check_still_ours` is called before each file, and raises if another driver fills `location`
+    now. `place` is where the location will lie if it is moved once it is filled. Nothing was
+    written if the plan refuses the sources or an operator of this library; files of Spark's own
+    operators are copied even if the plan refuses them.
     """
     plan.check_operators_and_sources()
     scratch = f"{SCRATCH}-{query_id}"  # a driver that was paused may still write into another one
@@ -128,13 +108,7 @@ def _shares_files(plan: RestorePlan) -> bool:
 def write_state(
     spark: SparkSession, scratch: Storage, seeds: dict[int, Seed], plan: RestorePlan
 ) -> SparkLog:
-    """Let Spark write state stores with handles in a directory that is removed later.
-
-    Returns
-    -------
-    SparkLog
-        The logs of the query that wrote them.
-    """
+    """Let Spark write state stores with handles in a directory that is removed later."""
     planned = plan.spark_operators
     session = spark if planned.store_conf is None else own_session(spark, planned.store_conf)
     return write_seeds(session, scratch, list(seeds.values()))
@@ -200,10 +174,7 @@ def _entry(metadata: dict[str, Any], planned: PlannedSources, *, is_v2: bool) ->
 def write_query_id(location: Storage) -> str:
     """Give the query of a fresh location its id, as Spark would; durable on return.
 
-    Raises
-    ------
-    FileExistsError
-        If it has an id.
+    ``FileExistsError`` is raised if the location has an id.
     """
     query_id = str(uuid.uuid4())
     location.write(QUERY_ID_NAME, [json.dumps({"id": query_id}).encode()])

@@ -33,18 +33,6 @@ class RestoreSource:
     """A checkpoint or savepoint to start from; read and checked, except its data files.
 
     `skipped` says why each newer checkpoint was passed over, newest first.
-
-    Parameters
-    ----------
-    path
-        A ``savepoint-...`` or ``chk-...`` directory.
-    check_files
-        Whether all data files must exist, with the right sizes.
-
-    Raises
-    ------
-    CheckpointNotFoundError, CorruptFileError, UnsafePathError
-        If there is no checkpoint or savepoint, or it cannot be trusted.
     """
 
     def __init__(self, path: str, *, check_files: bool = True) -> None:
@@ -58,18 +46,8 @@ class RestoreSource:
     def of_metadata(cls, path: str, data: bytes) -> RestoreSource:
         """Return a source whose metadata was read before, perhaps by another process.
 
-        Parameters
-        ----------
-        path
-            Its directory, which need not have the metadata any more.
-        data
-            The metadata, or a part of it, as :func:`encode_metadata` returns it. Its data files
-            are not checked.
-
-        Raises
-        ------
-        CorruptFileError, UnsafePathError
-            If it cannot be trusted.
+        The directory need not have the metadata any more, and the data files are not checked.
+        `data` may be a part of the metadata, as ``encode_metadata`` returns it.
         """
         source = cls.__new__(cls)
         metadata = decode_metadata(data, path)
@@ -149,13 +127,7 @@ class RestoreSource:
         return {key: int(value) for key, value in times.items() if value is not None}
 
     def verify(self) -> None:
-        """Read every file and check it by its digest.
-
-        Raises
-        ------
-        CorruptFileError
-            If one is missing or changed.
-        """
+        """Read every file and check it by its digest."""
         with self.reading():
             for reference in {each.path: each for each in self.metadata.files()}.values():
                 with self.storage.open_verified(reference):
@@ -209,18 +181,8 @@ class RestoreSource:
 def open_source(path: str, *, falls_back: bool) -> RestoreSource:
     """Open what a query is to be restored from.
 
-    Parameters
-    ----------
-    path
-        A ``savepoint-...`` or ``chk-...`` directory.
-    falls_back
-        Whether a corrupt ``chk-N`` is replaced by the newest whole one before it, which has its
-        own source offsets. Every file is read and checked for this.
-
-    Raises
-    ------
-    CheckpointNotFoundError, CorruptFileError, UnsafePathError
-        If there is no checkpoint or savepoint that can be trusted.
+    With `falls_back`, every file is read and checked, and a corrupt ``chk-N`` is replaced by the
+    newest whole one before it, which has other source offsets.
     """
     try:
         return _checked(path, verify=falls_back)

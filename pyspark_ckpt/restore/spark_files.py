@@ -66,21 +66,8 @@ def place_source_logs(
 ) -> None:
     """Copy the logs that the query's sources need into a location, durably.
 
-    Parameters
-    ----------
-    source
-        What the stored files lie in.
-    location
-        The ``checkpointLocation``.
-    planned
-        Which logs are copied.
-    check_still_ours
-        Is called before each file. Raises if another driver fills `location` now.
-
-    Raises
-    ------
-    CorruptFileError
-        If a file is missing or changed, or an entry says what Spark would not have written.
+    `check_still_ours` is called before each file, and raises if another driver fills `location`
+    now.
     """
     for log in planned.other_logs:
         check_still_ours()
@@ -98,23 +85,8 @@ def place_state_files(
 ) -> None:
     """Copy the state of Spark's own operators into a location, durably.
 
-    Parameters
-    ----------
-    source
-        What the stored files lie in.
-    location
-        The ``checkpointLocation``.
-    files
-        Which files are copied.
-    place
-        Where the location will lie, if it is moved once it is filled.
-    check_still_ours
-        Is called before each file. Raises if another driver fills `location` now.
-
-    Raises
-    ------
-    CorruptFileError
-        If a file is missing or changed, or names what Spark would not have written.
+    `check_still_ours` is called before each file, and raises if another driver fills `location`
+    now. `place` is where the location will lie if it is moved once it is filled.
     """
     for file in files:
         check_still_ours()
@@ -170,18 +142,9 @@ def other_compactions(compaction: int | None, last: int) -> tuple[int | None, bo
     may be shorter than the one that the log was written with. It then asks for a compaction where
     an entry is, and the query does not start.
 
-    Parameters
-    ----------
-    compaction
-        The number of the compaction, ``None`` without one.
-    last
-        The number of the last entry.
-
-    Returns
-    -------
-    tuple of int or None, and bool
-        An older compaction that shows the interval, if one is needed. Whether all entries become
-        one compaction, because no older one can show it.
+    The first result is an older compaction that shows the interval, or ``None`` if none is needed.
+    The second result says whether all entries become one compaction, because no older one can show
+    the interval.
     """
     if compaction is None:
         return None, last >= _DEFAULT_INTERVAL - 1
@@ -256,19 +219,8 @@ def is_checked(path: str) -> bool:
 def checked_content(path: str, content: bytes, name: str) -> bytes:
     """Return the content of such a file as it can be given to Spark.
 
-    Parameters
-    ----------
-    path
-        Its path below ``state/<operator id>/``.
-    content
-        What is stored.
-    name
-        What to call it in errors.
-
-    Raises
-    ------
-    CorruptFileError
-        If it names files outside of the state store, or a class.
+    `path` is below ``state/<operator id>/``. ``CorruptFileError`` is raised if the content names
+    files outside of the state store, or a class.
     """
     if path.endswith(".zip"):
         return _checked_archive(content, name)

@@ -44,17 +44,7 @@ _PLAIN_NAME = re.compile(r"[A-Za-z0-9]{0,32}")
 def plan_spark_operators(
     source: RestoreSource, wanted: StatefulOperators, *, allow_non_restored_state: bool
 ) -> PlannedSparkOperators:
-    """Decide what becomes of each of Spark's own operators.
-
-    Parameters
-    ----------
-    source
-        The checkpoint or savepoint.
-    wanted
-        The query's operators.
-    allow_non_restored_state
-        Whether operators that the query does not have are dropped rather than refused.
-    """
+    """Decide what becomes of each of Spark's own operators."""
     stored = sorted(source.metadata.spark_operators, key=lambda each: each.operator_id)
     names = Counter(operator.name for operator in stored)
     names |= Counter(operator.name for operator in wanted.spark_operators.values())

@@ -55,20 +55,9 @@ class Seed:
 def write_seeds(spark: SparkSession, scratch: Storage, seeds: Sequence[Seed]) -> SparkLog:
     """Return Spark's files of a query whose state stores hold the seeds.
 
-    Parameters
-    ----------
-    spark
-        The session that the query will be started from, with its state store settings; it is not
-        changed.
-    scratch
-        An empty directory.
-    seeds
-        The operators of the query with their handles, in the order of their ids.
-
-    Returns
-    -------
-    SparkLog
-        The files of the seeding query, whose epoch 0 wrote the state stores.
+    `scratch` is an empty directory, and the conf of `spark` is not changed. `seeds` are in the
+    order of the operator ids. The files are those of the seeding query, whose epoch 0 wrote the
+    state stores.
     """
     conf = conf_of_start([seed.operator for seed in seeds], ends_by_itself=True)
     whole = {**_WHOLE_VERSIONS, **_WHOLE_FILES, SOURCE_EVOLUTION: "false"}

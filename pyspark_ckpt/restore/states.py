@@ -38,13 +38,6 @@ def check_states(operator: OperatorDescriptor, handles: Iterable[Handle]) -> Evo
     """Check one operator against the handles of its subtasks; on the driver.
 
     States that are not simply restored are logged.
-
-    Raises
-    ------
-    IncompatibleStateError
-        If a state cannot be read as the processor asks for it; the message has the whole report.
-    PlanError
-        If a migration does not fit what the processor asks for.
     """
     report = compare_states(operator, handles)
     report.check()
@@ -54,13 +47,7 @@ def check_states(operator: OperatorDescriptor, handles: Iterable[Handle]) -> Evo
 
 
 def compare_states(operator: OperatorDescriptor, handles: Iterable[Handle]) -> EvolutionReport:
-    """Return what becomes of each state in the handles of an operator's subtasks; on the driver.
-
-    Raises
-    ------
-    PlanError
-        If a migration does not fit what the processor asks for.
-    """
+    """Return what becomes of each state in the handles of an operator's subtasks; on the driver."""
     stored = {
         OperatorSchema(struct_type(handle.key_schema), _state_schemas(handle.states))
         for handle in handles
@@ -110,28 +97,7 @@ def check_stored_operators(
     operators: StatefulOperators,
     checkpoints: CoordinatorStorage,
 ) -> None:
-    """Check the query's operators and their states against a location that has committed epochs.
-
-    Parameters
-    ----------
-    spark
-        The session.
-    log
-        Spark's files in the location.
-    epoch
-        The committed epoch that the query continues from.
-    operators
-        The query's operators.
-    checkpoints
-        The query's checkpoints directory.
-
-    Raises
-    ------
-    IncompatibleStateError
-        If a state, an operator or a uid does not fit.
-    RestoreError
-        If a subtask did not start from its initial state.
-    """
+    """Check the query's operators and their states against a location that has committed epochs."""
 
     def parallelism_of(operator_id: int) -> int | None:
         operator = operators.ours.get(operator_id)
@@ -165,12 +131,7 @@ def unread_state(
 ) -> Damage | None:
     """Return the partition whose state Spark cannot read, ``None`` if its storage may be away.
 
-    Parameters
-    ----------
-    spark, log, epoch
-        As for :func:`check_stored_operators`.
-    parallelisms
-        How many partitions each operator has, ``None`` for Spark's own, which are not read.
+    `parallelisms` has ``None`` for Spark's own operators, which are not read.
     """
     location = log.storage.hadoop_url
     for operator_id, partitions in parallelisms.items():

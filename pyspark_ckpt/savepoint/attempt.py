@@ -20,17 +20,7 @@ _LONGEST_GRACE_MS = 30_000
 
 
 class SavepointAttempt:
-    """One attempt to take a savepoint; `triggered_at_ms` is when it was made.
-
-    Parameters
-    ----------
-    what
-        The savepoint, for errors.
-    hold
-        Keeps the cleaner away from the files that are copied.
-    timeout_ms
-        How long the attempt may take.
-    """
+    """One attempt to take a savepoint; `triggered_at_ms` is when it was made."""
 
     def __init__(self, what: str, hold: CleaningHold, timeout_ms: int) -> None:
         self.triggered_at_ms = now_ms()
@@ -46,10 +36,8 @@ class SavepointAttempt:
     def run(self, work: Callable[[], Savepoint]) -> Savepoint:
         """Return what `work` returns; it has the local properties and tags of this thread.
 
-        Raises
-        ------
-        CheckpointAbortedError
-            If `work` hangs. It cannot be cancelled, but it publishes nothing if it continues later.
+        ``CheckpointAbortedError`` is raised if `work` hangs. `work` cannot be cancelled, but it
+        publishes nothing if it continues later.
         """
         grace_ms = min(self._timeout_ms, _LONGEST_GRACE_MS)
         try:
@@ -72,13 +60,7 @@ class SavepointAttempt:
                 self._let_go()
 
     def check(self) -> None:
-        """Check that the savepoint may still be completed.
-
-        Raises
-        ------
-        CheckpointAbortedError
-            If the attempt was given up.
-        """
+        """Check that the savepoint may still be completed."""
         if self._is_given_up:
             raise expired(self._what, self._timeout_ms)
 

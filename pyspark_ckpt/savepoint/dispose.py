@@ -121,10 +121,7 @@ def dispose_savepoint(path: str) -> Disposal:
 def _close_to_readers(directory: Storage) -> None:
     """Keep others from reading a savepoint that is about to be deleted.
 
-    Raises
-    ------
-    CheckpointError
-        If somebody reads it; nothing was deleted.
+    ``CheckpointError`` is raised if somebody reads the savepoint, and nothing was deleted then.
     """
     barrier = barrier_name(now_ms() + _CLOSED_MS)
     directory.write(barrier, [encode_pin("a disposal")])
@@ -142,10 +139,8 @@ def _close_to_readers(directory: Storage) -> None:
 def dispose_of_begun(directory: Storage) -> Disposal | None:
     """Delete a savepoint that is not complete, and keep it from being completed.
 
-    Returns
-    -------
-    Disposal or None
-        ``None`` if nothing was deleted, because a complete savepoint is there, or none.
+    The result is ``None`` if nothing was deleted, because the directory has a complete savepoint or
+    none.
     """
     if not _is_begun(directory):
         return None
@@ -209,15 +204,7 @@ def _remove_directories(directory: Storage) -> tuple[str, ...]:
 
 
 def own_files(directory: Storage, metadata: CheckpointMetadata) -> list[str]:
-    """Return the paths of a savepoint's files; check that each is inside of the savepoint.
-
-    Raises
-    ------
-    CheckpointNotFoundError
-        If it is a checkpoint.
-    UnsafePathError
-        If a file is elsewhere.
-    """
+    """Return the paths of a savepoint's files; check that each is inside of the savepoint."""
     if not metadata.is_savepoint:
         raise CheckpointNotFoundError(
             f"{directory.url} holds a {metadata.kind}, not a savepoint: its query's retention "
@@ -259,12 +246,7 @@ def remove_interrupted(history: HistoryLog, query_id: str, run: str) -> None:
     Only their own files are deleted, and only if the directory says that they belong to this
     query. What cannot be removed is logged; `pyspark-ckpt dispose` removes it too.
 
-    Parameters
-    ----------
-    history
-        The log of the query's checkpoints directory.
-    query_id, run
-        The query, and this start of it, whose savepoints are left alone.
+    The savepoints of `run`, which is this start of the query, are left alone.
     """
     for name, entry in history.begun().items():
         if entry.run == run or entry.path is None:

@@ -39,19 +39,7 @@ _RESULT = "number long, handle binary"
 
 
 class SavepointJob:
-    """Runs the copies of a savepoint's subtasks on the executors.
-
-    Parameters
-    ----------
-    spark
-        A session of the application that the query runs in.
-    what
-        The savepoint, for the progress bar and the log.
-    jobs
-        The savepoint's jobs, which are cancelled together.
-    idle_ms
-        Returns for how long the query has had nothing to do.
-    """
+    """Runs the copies of a savepoint's subtasks on the executors."""
 
     def __init__(
         self, spark: SparkSession, what: str, jobs: SparkJobs, idle_ms: Callable[[], float]
@@ -62,13 +50,7 @@ class SavepointJob:
         self._idle_ms = idle_ms
 
     def __call__(self, copies: Sequence[SubtaskCopy]) -> list[Handle]:
-        """Copy all subtasks; each task copies one, and Spark retries tasks that fail.
-
-        Raises
-        ------
-        CorruptFileError, CheckpointAbortedError
-            If a task failed for good.
-        """
+        """Copy all subtasks; each task copies one, and Spark retries tasks that fail."""
         largest_bytes = max((_size_bytes(copy.handle) for copy in copies), default=0)
         handles: list[Handle] = []
         with shown_progress(self._what, len(copies)) as progress:

@@ -32,17 +32,7 @@ class Progress(Protocol):
 
 @contextmanager
 def shown_progress(what: str, total: int, tasks: Tasks | None = None) -> Iterator[Progress]:
-    """Show the progress of `what`: a bar in a terminal or notebook, else lines in the log.
-
-    Parameters
-    ----------
-    what
-        The work.
-    total
-        The number of its parts, which are shown in the log.
-    tasks
-        What the bar shows instead of the parts, if there are few of them.
-    """
+    """Show the progress of `what`: a bar in a terminal or notebook, else lines in the log."""
     if not (sys.stdout.isatty() or _is_notebook()):
         yield _LoggedProgress(what, total)
         return

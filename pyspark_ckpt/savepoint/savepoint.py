@@ -52,22 +52,9 @@ def run_copies_here(copies: Sequence[SubtaskCopy]) -> list[Handle]:
 class NewSavepoint:
     """A savepoint that is being written: its directory exists, and it is not complete yet.
 
-    Parameters
-    ----------
-    query_id
-        The query whose savepoint it is.
-    savepoints_directory
-        Where its new ``savepoint-...`` directory goes.
-    run
-        A name that no other start of the query has.
-
-    `path` is the directory and `target` its storage. `token` is in the names of files that are
-    made for the savepoint.
-
-    Raises
-    ------
-    OSError
-        If the directory cannot be made.
+    The constructor makes the ``savepoint-...`` directory, which is `path`, with `target` as its
+    storage. `run` is a name that no other start of the query has. `token` is in the names of files
+    that are made for the savepoint.
     """
 
     def __init__(self, query_id: str, savepoints_directory: str, run: str = "") -> None:
@@ -93,27 +80,9 @@ class NewSavepoint:
         Every file is checked by its digest while it is read. The savepoint exists from the moment
         its ``_metadata`` is written, last; it is durable on return.
 
-        Parameters
-        ----------
-        contents
-            The contents of an epoch; nothing may clean their files meanwhile.
-        source
-            The query's checkpoints directory.
-        savepoint_format
-            The backend's own files, or all state of a subtask in one file for every backend.
-        run_copies
-            Runs the copies of all subtasks.
-        check
-            Raises if the savepoint was aborted; called just before the savepoint is published.
-        triggered_at_ms
-            When the savepoint was triggered, by default now.
-
-        Raises
-        ------
-        CorruptFileError
-            If a file is missing or changed.
-        CheckpointAbortedError
-            If it was disposed of meanwhile.
+        Nothing may clean the files of `contents` during the call. `check` is called just before the
+        savepoint is published, and raises if the savepoint was aborted. ``CheckpointAbortedError``
+        is raised if the savepoint was disposed of during the call.
         """
         is_native = savepoint_format is SavepointFormat.NATIVE
         copied_files = {file.path for file in contents.files()} if is_native else set()
@@ -143,27 +112,10 @@ class NewSavepoint:
     ) -> Savepoint:
         """Write the savepoint with operators that the caller writes into the directory.
 
-        Parameters
-        ----------
-        contents
-            The contents of the epoch; its operators are replaced.
-        write_operators
-            Writes the state and returns the operators. The names of the files that it writes have
-            :attr:`token`, or are in `copied_files`.
-        source
-            Has Spark's files of the contents, which are copied; ``None`` if `write_operators`
-            writes them.
-        copied_files
-            The names of other files that are copied.
-        check, triggered_at_ms
-            As for :meth:`write`.
-
-        Raises
-        ------
-        CorruptFileError
-            If a file is missing or changed, also one that was just written.
-        CheckpointAbortedError
-            As for :meth:`write`.
+        `write_operators` writes the state and returns the operators, which replace those of
+        `contents`. The names of the files that it writes have ``token``, or are in `copied_files`.
+        `source` is ``None`` if `write_operators` writes Spark's files, too; `check` is called as in
+        ``write``.
         """
         began_at_ms = now_ms()
         files = (*_spark_files(contents), *copied_files)
@@ -204,10 +156,7 @@ class NewSavepoint:
         failed afterwards. Of what cannot be removed, ``_in_progress`` goes last, because a later
         disposal finds the other files by it.
 
-        Returns
-        -------
-        bool
-            Whether nothing of the savepoint is left; the log says what is.
+        The result says whether nothing of the savepoint is left.
         """
         try:
             if self._is_published():

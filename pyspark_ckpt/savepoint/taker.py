@@ -32,22 +32,8 @@ logger = library_logger(__name__)
 class SavepointTaker:
     """Takes the savepoints of one query; several threads may take one at once.
 
-    Parameters
-    ----------
-    spark
-        A session that reads Spark's state store as the query does.
-    files
-        The query's directories and operators.
-    settings
-        Where savepoints go by default, and how long one may take.
-    hold
-        Keeps the cleaner away from the files that are being copied.
-    record_abort
-        Called with each savepoint that was aborted.
-    history
-        The log of the query's checkpoints directory.
-    idle_ms
-        Returns for how long the query has had nothing to do.
+    `record_abort` is called with each savepoint that was aborted. `idle_ms` returns for how long
+    the query has had nothing to do.
     """
 
     def __init__(
@@ -77,12 +63,7 @@ class SavepointTaker:
     def begin(self, directory: str | None) -> NewSavepoint:
         """Make the directory of a savepoint, before anything else is done for the savepoint.
 
-        Raises
-        ------
-        ConfigurationError
-            If no directory is given or configured.
-        OSError
-            If the directory cannot be made.
+        If `directory` is ``None``, the configured directory is used.
         """
         target = directory or self._directory
         if target is None:
@@ -120,19 +101,9 @@ class SavepointTaker:
     ) -> Savepoint:
         """Take a savepoint of the newest committed epoch.
 
-        Parameters
-        ----------
-        directory, savepoint_format
-            Where, and in which format.
-        is_noted
-            Whether the history names the savepoint once it is complete.
-
-        Raises
-        ------
-        ConfigurationError
-            If no directory is given or configured.
-        CheckpointAbortedError, CorruptFileError
-            If it could not be taken, or nothing is committed yet; its directory is removed.
+        ``CheckpointAbortedError`` is raised also if nothing is committed yet. The directory of a
+        savepoint that could not be taken is removed. With `is_noted`, the history names the
+        savepoint once it is complete.
         """
         attempt = self._new_attempt()
 
@@ -159,13 +130,8 @@ class SavepointTaker:
     ) -> Savepoint:
         """Stop the query and take a savepoint of its last epoch.
 
-        Parameters
-        ----------
-        stop
-            Stops the query and completes its epochs; not called if the savepoint's directory
-            cannot be made.
-        directory, savepoint_format
-            As for :meth:`take`.
+        `stop` stops the query and completes its epochs. It is not called if the directory of the
+        savepoint cannot be made.
         """
         attempt = self._new_attempt()
         what = "making the savepoint's directory"

@@ -86,20 +86,9 @@ def has_own_server() -> bool:
 def qualified(spark: SparkSession, path: str, scheme: str | None = None) -> str:
     """Return the URL that the server makes of a path, or of a URL without an authority.
 
-    Parameters
-    ----------
-    spark
-        The session.
-    path
-        The path or URL.
-    scheme
-        The scheme of the URL, ``None`` of a path. A URL of another scheme than that of the default
-        file system stays as it is.
-
-    Raises
-    ------
-    ConfigurationError
-        If the path is relative and the server has another working directory.
+    `scheme` is ``None`` for a path. A URL whose scheme is not that of the default file system stays
+    as it is. ``ConfigurationError`` is raised if the path is relative and the server has another
+    working directory.
     """
     default = str(spark.conf.get(_DEFAULT_FS, None) or "file:")
     if scheme is not None:
@@ -226,13 +215,8 @@ def _active_ids(session: Any) -> list[str]:
 def can_answer_for(spark: SparkSession, session: Any) -> bool:
     """Return whether the server of a session that is in use can be asked about another session.
 
-    Parameters
-    ----------
-    spark
-        The session that is in use.
-    session
-        The other session. If its server, or its user's session, has ended, a question would wait
-        until PySpark gives up, after minutes.
+    If the server of `session` or the session of its user has ended, a question would wait for
+    minutes until PySpark gives up.
     """
     in_use = not session.is_stopped and not _clones.get(session, session).is_stopped
     return in_use and _address(session) == _address(spark)
@@ -317,14 +301,8 @@ def _keep(session: Any, spark: SparkSession, ours: str | None) -> None:
     The handler is registered last, so it runs before the handler of the session's own client.
     That handler calls the server, and calls again for minutes if the server has ended.
 
-    Parameters
-    ----------
-    session
-        The session.
-    spark
-        The user's session, or another one that was made of it.
-    ours
-        Its id if this process made it, ``None`` if another client may use it too.
+    `ours` is the id of the session if this process made it, or ``None`` if another client may use
+    it, too.
     """
     users = _clones[session] = _clones.get(spark, spark)
     if has_own_server():

@@ -94,15 +94,7 @@ def hidden(plan: Any) -> list[Any]:
 
 
 def give_output_mode(df: DataFrame, mode: str) -> None:
-    """Give every operator of a plan the query's output mode, which Spark's check asks for.
-
-    Parameters
-    ----------
-    df
-        The query.
-    mode
-        The query's output mode.
-    """
+    """Give every operator of a plan the query's output mode, which Spark's check asks for."""
     if mode.lower() in _APPEND_OR_UPDATE:
         for node in nodes(plan_of(df)):
             if kind_of(node) == OPERATOR:

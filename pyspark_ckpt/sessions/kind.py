@@ -8,11 +8,5 @@ _CONNECT = "pyspark.sql.connect."
 
 
 def is_connect(owner: Any) -> bool:
-    """Return whether a session or a DataFrame belongs to Spark Connect, not to a classic session.
-
-    Parameters
-    ----------
-    owner
-        A ``SparkSession`` or a ``DataFrame``.
-    """
+    """Return whether a session or a DataFrame belongs to Spark Connect."""
     return any(each.__module__.startswith(_CONNECT) for each in type(owner).__mro__)

@@ -27,13 +27,7 @@ class ClaimMode(str, Enum):
 
     @classmethod
     def of_argument(cls, name: str) -> ClaimMode:
-        """Return the mode that the argument ``claimMode`` names.
-
-        Raises
-        ------
-        ConfigurationError
-            If no mode has this name.
-        """
+        """Return the mode that the argument ``claimMode`` names."""
         try:
             return cls(name)
         except ValueError:

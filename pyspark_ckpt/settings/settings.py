@@ -116,14 +116,7 @@ class Settings:
 
 
 def read_settings(conf: Mapping[str, str], options: Mapping[str, str]) -> Settings:
-    """Parse and check all ``spark.ckpt.`` keys of the conf and of the writer's options.
-
-    Raises
-    ------
-    ConfigurationError
-        If a key is unknown or a value is not allowed. The message names key, value and what is
-        allowed.
-    """
+    """Parse and check all ``spark.ckpt.`` keys of the conf and of the writer's options."""
     given = {key: value for key, value in conf.items() if _is_ours(key)}
     given.update({key: value for key, value in options.items() if _is_ours(key)})
     parsed = [_parse(name, value) for name, value in given.items()]

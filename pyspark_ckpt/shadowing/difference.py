@@ -91,15 +91,8 @@ def pair_rows(
 ) -> Iterator[RowPair]:
     """Yield the rows that differ, with old and new rows of one key side by side.
 
-    Parameters
-    ----------
-    old, new
-        Rows with the same columns, in any order.
-    keys
-        The columns that name a row; without any, no row is paired with another one.
-    tolerance
-        Up to which difference numbers with a fraction are equal, relative to the larger of them,
-        and absolute below 1.
+    The rows are in any order. Without `keys`, no row is paired with another one. `tolerance`
+    applies to numbers with a fraction; it is relative to the larger number, and absolute below 1.
     """
     groups: dict[Any, tuple[list[dict[str, Any]], list[dict[str, Any]]]] = {}
     for side, rows in enumerate((old, new)):

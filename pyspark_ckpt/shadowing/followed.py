@@ -34,19 +34,7 @@ class FollowedEpoch:
 
 
 class FollowedQuery:
-    """Reads the committed epochs of a query from Spark's logs, one after the other.
-
-    Parameters
-    ----------
-    log
-        Of its location.
-    query_id
-        Its id, which a rollback changes.
-    source_ids, given_names
-        Its sources, as in :class:`QueryFiles`.
-    after
-        The epoch before the first one that is read.
-    """
+    """Reads the committed epochs of a query from Spark's logs, one after the other."""
 
     def __init__(
         self,
@@ -67,10 +55,8 @@ class FollowedQuery:
     def next(self) -> FollowedEpoch | None:
         """Return the next epoch, ``None`` if it is not committed yet.
 
-        Raises
-        ------
-        CheckpointAbortedError
-            If Spark has deleted its entry already, or the location is another query's by now.
+        ``CheckpointAbortedError`` is raised if Spark has deleted the entry of the epoch already, or
+        if the location belongs to another query by now.
         """
         self._check_query()
         committed = self._log.committed_epoch()
@@ -128,19 +114,9 @@ class FollowedQuery:
 def begin_epoch(location: Storage, followed: FollowedEpoch, source_ids: Sequence[int]) -> None:
     """Write the offsets of an epoch at the location of a fork, which then has to run it.
 
-    Parameters
-    ----------
-    location
-        The fork's, whose newest epoch is the one before.
-    followed
-        The epoch.
-    source_ids
-        The source at each place where the fork's program reads one.
-
-    Raises
-    ------
-    CkptError
-        If the fork has not committed the epoch before.
+    The newest epoch at `location` is the one before, and ``CkptError`` is raised if the fork has
+    not committed it. `source_ids` has the source at each place where the program of the fork reads
+    one.
     """
     log = SparkLog(location)
     epoch = followed.epoch

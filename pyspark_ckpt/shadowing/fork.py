@@ -19,21 +19,7 @@ from pyspark_ckpt.spark.log import SparkLog
 
 @dataclass(frozen=True, slots=True)
 class ForkedProgram:
-    """How a program of a shadow is started.
-
-    Parameters
-    ----------
-    name
-        ``original`` or ``candidate``.
-    start
-        Restores it into a location of its own, with `kept` as its sink.
-    kept
-        Keeps its output.
-    schema
-        The schema of its output.
-    source_ids
-        The source at each place where it reads one.
-    """
+    """How a program of a shadow is started."""
 
     name: str
     start: QueryStart
@@ -43,13 +29,7 @@ class ForkedProgram:
 
 
 class Fork:
-    """Runs a program on the epochs of the query.
-
-    Parameters
-    ----------
-    program
-        The program.
-    """
+    """Runs a program on the epochs of the query."""
 
     def __init__(self, program: ForkedProgram) -> None:
         self.name = program.name
@@ -64,13 +44,7 @@ class Fork:
         self._start.fill()
 
     def run(self, followed: FollowedEpoch) -> None:
-        """Run an epoch, which is committed on return.
-
-        Raises
-        ------
-        StreamingQueryException, CkptError
-            If the program fails.
-        """
+        """Run an epoch, which is committed on return."""
         begin_epoch(self._log.storage, followed, self._program.source_ids)
         self._start.run_due_epoch()
         if self._log.committed_epoch() != followed.epoch:

@@ -31,13 +31,7 @@ _READ_BY_NAME = {"spark.sql.parquet.fieldId.read.enabled": "false"}
 
 
 class KeptOutput:
-    """A ``foreachBatch`` function that writes an epoch's output into a directory of the shadow.
-
-    Parameters
-    ----------
-    url
-        The directory, as Hadoop takes it.
-    """
+    """A ``foreachBatch`` function that writes an epoch's output into a directory of the shadow."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -67,20 +61,8 @@ class Output:
 class ComparedOutput:
     """Compares the output of epochs.
 
-    Parameters
-    ----------
-    spark
-        A session of the shadow's own, whose conf is changed.
-    old, new
-        The output of the original and of the candidate.
-    keys
-        The columns that name a row.
-    rules
-        What is left out, and which numbers are equal.
-    note
-        Called with how values are compared whose types differ.
-    skip
-        Called with what is not compared, and why.
+    `spark` belongs to the shadow alone, because its conf is changed. `note` is called with how
+    values are compared whose types differ, and `skip` with what is not compared and why.
     """
 
     def __init__(

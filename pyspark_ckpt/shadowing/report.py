@@ -181,13 +181,7 @@ def _text(row: dict[str, Any] | None) -> str:
 
 
 class Tally:
-    """Counts what a shadow finds; its report can be read by any thread.
-
-    Parameters
-    ----------
-    rules
-        Which differences are expected, and how many end the shadow.
-    """
+    """Counts what a shadow finds; its report can be read by any thread."""
 
     def __init__(self, rules: Rules) -> None:
         self._rules = rules

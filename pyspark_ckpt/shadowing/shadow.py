@@ -288,13 +288,7 @@ class Shadow:
             return promotion
 
     def _check_proven(self) -> None:
-        """Check that all was compared and nothing differs.
-
-        Raises
-        ------
-        ConfigurationError
-            If not, or if a program failed.
-        """
+        """Check that all was compared and nothing differs."""
         report = self.report
         unproven = report.unproven
         if unproven is not None:
@@ -393,15 +387,7 @@ class Shadow:
 
 
 def begin_shadow(shadow: Shadow, checkpoints: str) -> Shadow:
-    """Let a shadow begin to compare, and let requests to its query find it.
-
-    Parameters
-    ----------
-    shadow
-        The shadow, whose forks are filled.
-    checkpoints
-        The URL of the checkpoints directory of the query.
-    """
+    """Let a shadow begin to compare, and let requests to its query find it."""
 
     def promote(directory: str, /, *, accept_differences: bool) -> Savepoint:
         return shadow.promote(directory, accept_differences).savepoint
@@ -412,13 +398,7 @@ def begin_shadow(shadow: Shadow, checkpoints: str) -> Shadow:
 
 
 def delete_directory(directory: Storage) -> None:
-    """Delete what a shadow made; a task may still upload a file while it is deleted.
-
-    Raises
-    ------
-    OSError
-        If files stay.
-    """
+    """Delete what a shadow made; a task may still upload a file while it is deleted."""
     parent = directory.parent()
     for _ in range(_DELETIONS):
         with suppress(OSError, PySparkException):

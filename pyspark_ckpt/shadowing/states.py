@@ -63,19 +63,8 @@ def differing_entries(
 ) -> Iterator[tuple[str, RowPair]]:
     """Yield each entry that differs, after the place where it is.
 
-    Parameters
-    ----------
-    old, new
-        Checkpoints of the original and of the candidate, of one epoch.
-    rules
-        What is left out, and which numbers are equal.
-    skip
-        Called with what is not compared, and why.
-
-    Raises
-    ------
-    CorruptFileError
-        If a file is missing or changed.
+    `old` and `new` are checkpoints of the same epoch. `skip` is called with what is not compared
+    and why.
     """
     for compared in _states(old, new, rules, skip):
         before, after = compared.changed.old.column_names, compared.changed.new.column_names

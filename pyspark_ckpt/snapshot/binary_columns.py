@@ -13,12 +13,8 @@ Numbers = np.ndarray[Any, Any]
 class BinaryColumn:
     """The values of a column without nulls, as one piece of bytes and the places where they begin.
 
-    Parameters
-    ----------
-    offsets
-        Where each value begins, and the end of the last.
-    data
-        All bytes, which values may share with other columns.
+    `offsets` has the place where each value begins, and the end of the last one. Other columns may
+    share bytes of `data`.
     """
 
     def __init__(self, offsets: Numbers, data: Numbers) -> None:
@@ -83,19 +79,9 @@ class BinaryColumn:
     def cut(self, front: int | Numbers, back: int = 0, mark: int | None = None) -> BinaryColumn:
         """Return the values without some bytes at their front and back.
 
-        Parameters
-        ----------
-        front
-            The number of bytes to leave out, of all values or of each.
-        back
-            The number of bytes to leave out at the end of each.
-        mark
-            A byte to put in front of each; `front` is then at least 1.
-
-        Raises
-        ------
-        ValueError
-            If a value is too short.
+        `front` is one number for all values, or one for each. `mark` is a byte that is put in front
+        of each value, and `front` must then be at least 1. ``ValueError`` is raised if a value is
+        too short.
         """
         fronts = np.broadcast_to(np.asarray(front, np.int64), len(self))
         lengths = self.lengths - fronts - back

@@ -177,13 +177,7 @@ class _Moved:
 
 
 def changed_entries(old: Side, new: Side) -> dict[Place, Change]:
-    """Return the entries of states, timers and raw state that differ, by their places.
-
-    Raises
-    ------
-    CorruptFileError
-        If a file is missing or changed.
-    """
+    """Return the entries of states, timers and raw state that differ, by their places."""
     if not is_same_layout(old, new):
         return _differences(dict(old.entries()), dict(new.entries()))
     found: dict[Place, Change] = {}

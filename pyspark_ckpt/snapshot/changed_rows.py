@@ -47,16 +47,9 @@ _ROWS_AT_ONCE = 10_000
 class ChangedRows:
     """The rows of one state, of timers or of raw state that two sides have otherwise.
 
-    Parameters
-    ----------
-    kinds
-        ``added``, ``removed`` or ``changed``, one per row.
-    named
-        The columns that name a row: the operator's key columns first.
-    key_columns
-        How many of them are the operator's; none if the state is not of a key.
-    old, new
-        The columns of values on both sides, nulls where a side has no such row.
+    `kinds` has ``added``, ``removed`` or ``changed`` for each row. `named` begins with the key
+    columns of the operator, and `key_columns` is their number, 0 if the state is not of a key.
+    `old` and `new` have nulls where a side has no such row.
     """
 
     kinds: pa.Array
@@ -98,17 +91,7 @@ class ChangedRows:
 def as_rows(
     changes: Mapping[Place, Change], state: StateDescriptor, old: Side, new: Side
 ) -> dict[Place, Change]:
-    """Return the changes of one state by the rows of its table: a list has a row per item.
-
-    Parameters
-    ----------
-    changes
-        The changed entries of the state.
-    state
-        The state.
-    old, new
-        The operator in both snapshots, from which whole lists are read.
-    """
+    """Return the changes of one state by the rows of its table: a list has a row per item."""
     if kind_of(state).entries is not Entries.CHUNKS:
         return dict(changes)
     is_keyed = kind_of(state).movement is Movement.WITH_KEY
@@ -156,21 +139,7 @@ def changed_rows(
 ) -> ChangedRows:
     """Return changed rows with their values.
 
-    Parameters
-    ----------
-    changes
-        The rows, of :func:`as_rows`.
-    key_schema
-        The schema of the operator's key columns.
-    states
-        The state as the first and as the second snapshot have it; at least one has it.
-    what
-        The operator and state, for errors.
-
-    Raises
-    ------
-    IncompatibleStateError
-        If both snapshots have the state, with unrelated schemas.
+    `changes` comes from ``as_rows``. At least one of the two `states` is not ``None``.
     """
     old, new = states
     if old is not None and new is not None:
@@ -290,21 +259,8 @@ def changed_timers(
 ) -> ChangedRows:
     """Return the timers that only one of two snapshots has.
 
-    Parameters
-    ----------
-    changes
-        The changed entries of the operator.
-    key_schema
-        The schema of its key columns.
-    time_mode
-        The time that they fire in.
-    what
-        The operator, for errors.
-
-    Returns
-    -------
-    ChangedRows
-        Rows that are ``added`` or ``removed``, and have no values: a key and a time name a timer.
+    The rows are ``added`` or ``removed``, and have no values, because a key and a time name a
+    timer.
     """
     places = sorted(place for place in changes if place.state == TIMERS)
     # A timer has no value, so it never changes.
@@ -325,19 +281,7 @@ def changed_raw_state(
 ) -> ChangedRows:
     """Return the streams of raw state that differ.
 
-    Parameters
-    ----------
-    changes
-        The changed entries of the operator.
-    old, new
-        The operator in both snapshots, from which whole streams are read.
-    what
-        The operator, for errors.
-
-    Returns
-    -------
-    ChangedRows
-        Subtask and number of a stream name a row; its value is ``data``.
+    The subtask and the number of a stream name a row, whose value is in ``data``.
     """
     subtasks = {place.subtask for place in changes if place.state == RAW}
     before, after = (_streams(side, subtasks, what) for side in (old, new))

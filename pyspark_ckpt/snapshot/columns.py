@@ -75,15 +75,7 @@ def pandas_frame(table: pa.Table) -> pd.DataFrame:
 
 
 def in_microseconds(times: Any, kind: pa.DataType) -> Any:
-    """Return times of the library as microseconds; those beyond are the first and last of them.
-
-    Parameters
-    ----------
-    times
-        An array, or a chunked one, of the type :data:`TIME`.
-    kind
-        The type of microseconds.
-    """
+    """Return times of the library as microseconds; those beyond are the first and last of them."""
     given = times.cast(pa.int64())
     held = pc.max_element_wise(given, -LAST_TIMESTAMP_MS, skip_nulls=False)
     held = pc.min_element_wise(held, LAST_TIMESTAMP_MS, skip_nulls=False)
@@ -137,15 +129,7 @@ class ColumnNames:
 
 
 class Tuples:
-    """Decodes many tuples of one schema at once.
-
-    Parameters
-    ----------
-    schema
-        Their schema.
-    what
-        What they are, for errors.
-    """
+    """Decodes many tuples of one schema at once."""
 
     def __init__(self, schema: T.StructType, what: str) -> None:
         self.types = tuple(wire_type(MESSAGE_PACK, field.dataType) for field in schema.fields)
@@ -166,15 +150,7 @@ class Tuples:
 
 
 class StoredKeys:
-    """Decodes many stored keys at once, which have the form that keys have in the shuffle.
-
-    Parameters
-    ----------
-    schema
-        The schema of the key columns.
-    what
-        The operator, for errors.
-    """
+    """Decodes many stored keys at once, which have the form that keys have in the shuffle."""
 
     def __init__(self, schema: T.StructType, what: str) -> None:
         self.type = stored_key_type(schema.fields)
@@ -215,13 +191,7 @@ def decoder_of(value_type: Any) -> Any:
 
 
 def decoded(decoder: Any, column: BinaryColumn, what: str) -> list[Any]:
-    """Return all values of a column: MessagePack values in a row are an array without its head.
-
-    Raises
-    ------
-    CorruptFileError
-        If the bytes are not values of the decoder's type.
-    """
+    """Return all values of a column: MessagePack values in a row are an array without its head."""
     try:
         values: list[Any] = decoder.decode(
             b"".join((_ARRAY, len(column).to_bytes(4, "big"), column.joined))
@@ -247,15 +217,7 @@ class Aged:
 
 
 class StateValues:
-    """Decodes the values of one state: with or without a time, of any schema of its history.
-
-    Parameters
-    ----------
-    state
-        The state, with its whole history.
-    what
-        The operator and state, for errors.
-    """
+    """Decodes the values of one state: with or without a time, of any schema of its history."""
 
     def __init__(self, state: StateDescriptor, what: str) -> None:
         self._state = state

@@ -131,21 +131,7 @@ def changed_rows_of_state(
     sides: tuple[Side, Side],
     key_schema: T.StructType,
 ) -> ChangedRows:
-    """Return the rows of one state that differ.
-
-    Parameters
-    ----------
-    changes
-        The changed entries of the operator.
-    uid
-        The operator.
-    states
-        The state in both snapshots; at least one has it.
-    sides
-        The operator in both snapshots.
-    key_schema
-        The schema of its key columns.
-    """
+    """Return the rows of one state that differ."""
     state = states[1] or states[0]
     assert state is not None  # one of the snapshots has it
     of_state = {place: change for place, change in changes.items() if place.state == state.name}
@@ -179,13 +165,7 @@ def states_of(operator: StoredOperator | None) -> dict[str, StateDescriptor]:
 
 
 def key_schema_of(uid: str, old: StoredOperator | None, new: StoredOperator | None) -> T.StructType:
-    """Return the schema of an operator's key columns.
-
-    Raises
-    ------
-    IncompatibleStateError
-        If the two snapshots have key columns of other types.
-    """
+    """Return the schema of an operator's key columns."""
     schemas = [each.key_schema for each in (old, new) if each is not None]
     types = [[field.dataType for field in schema.fields] for schema in schemas]
     if types[0] != types[-1]:

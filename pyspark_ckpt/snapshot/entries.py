@@ -80,22 +80,8 @@ def stored_entries(
 ) -> Iterator[StoredEntries]:
     """Yield the entries of a subtask in a range, in batches of bounded size.
 
-    Parameters
-    ----------
-    storage
-        The directory of the handle's files.
-    handle
-        The subtask's.
-    wanted
-        The range.
-    on_step
-        Is called after each part that is read, also if nothing of it is in the range. What it
-        raises ends the reading.
-
-    Raises
-    ------
-    CorruptFileError
-        If a file is missing or changed.
+    `on_step` is called after each part that is read, also if nothing of it is in the range. What it
+    raises ends the reading.
     """
     for keys, values in _batches(storage, handle, wanted, on_step):
         on_step()

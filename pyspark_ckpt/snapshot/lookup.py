@@ -22,21 +22,7 @@ def entries_with_prefix(
     They must fit into memory. Segments are read whole; of a base snapshot in the files of a
     backend, only what the backend reads.
 
-    Parameters
-    ----------
-    storage
-        The directory of the handle's files.
-    handle
-        The subtask's.
-    prefix
-        The beginning of their keys.
-    on_step
-        Is called after each part that is read. What it raises ends the reading.
-
-    Raises
-    ------
-    CorruptFileError
-        If a file is missing or changed.
+    `on_step` is called after each part that is read. What it raises ends the reading.
     """
     found: dict[bytes, bytes | None] = {}
     if handle.base is not None:

@@ -44,17 +44,7 @@ logger = library_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one process reads of a snapshot; it travels to that process.
-
-    Parameters
-    ----------
-    subtask
-        The subtask, ``None`` for the whole table.
-    metadata
-        The metadata of the snapshot, as far as this part needs it.
-    token
-        That of the pin.
-    """
+    """What one process reads of a snapshot; it travels to that process."""
 
     subtask: int | None
     metadata: bytes
@@ -62,17 +52,7 @@ class Part:
 
 
 def parts_of(source: RestoreSource, uid: str, subtasks: Sequence[int | None]) -> list[Part]:
-    """Return the parts of a read, and pin each of them. The caller has a pin until this returns.
-
-    Parameters
-    ----------
-    source
-        The snapshot.
-    uid
-        The operator.
-    subtasks
-        The subtask of each part.
-    """
+    """Return the parts of a read, and pin each of them. The caller has a pin until this returns."""
     read = secrets.token_hex(_READ_DIGITS // 2)
     parts = [
         Part(subtask, _metadata_of(source, uid, subtask), f"{read}{number:0{_READ_DIGITS}x}")
@@ -125,15 +105,7 @@ def _without_files(handle: Handle) -> Handle:
 
 
 class PartPin:
-    """The pin of a part, for the process that reads the part.
-
-    Parameters
-    ----------
-    source
-        The snapshot.
-    part
-        The part.
-    """
+    """The pin of a part, for the process that reads the part."""
 
     def __init__(self, source: RestoreSource, part: Part) -> None:
         self._path = source.path
@@ -153,10 +125,7 @@ class PartPin:
     def check(self) -> None:
         """Check that the pin still counts.
 
-        Raises
-        ------
-        CheckpointNotFoundError
-            If it is over, because nothing was read for long.
+        ``CheckpointNotFoundError`` is raised if the pin is over, because nothing was read for long.
         """
         if not any(each.token == self._token and each.counts(now_ms()) for each in self._pins()):
             raise CheckpointNotFoundError(

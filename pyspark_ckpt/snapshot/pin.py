@@ -49,17 +49,8 @@ class ReaderPin:
 
     If the directory cannot be written, the snapshot is read without a pin, and the log says so.
 
-    Parameters
-    ----------
-    source
-        The checkpoint or savepoint.
-    lease_ms
-        How long the pin of a dead reader counts, in milliseconds.
-
-    Raises
-    ------
-    CheckpointNotFoundError
-        If the snapshot was deleted just now, or is being deleted.
+    `lease_ms` is how long the pin of a dead reader counts. ``CheckpointNotFoundError`` is raised if
+    the snapshot was deleted just now, or is being deleted.
     """
 
     def __init__(self, source: RestoreSource, lease_ms: int = LEASE_MS) -> None:
@@ -80,13 +71,7 @@ class ReaderPin:
             ).start()
 
     def check(self) -> None:
-        """Check that the pin still counts; if it was over, pin again what is still complete.
-
-        Raises
-        ------
-        CheckpointNotFoundError
-            If the snapshot was deleted meanwhile.
-        """
+        """Check that the pin still counts; if it was over, pin again what is still complete."""
         if self._is_needed and self._lease.is_over() and self._lease.renew():
             self._check_complete()
 

@@ -20,15 +20,7 @@ from pyspark_ckpt.snapshot.pin import Pin, ReaderPin
 
 
 class SnapshotReader:
-    """Reads the stored entries of a checkpoint or savepoint until it is closed.
-
-    Parameters
-    ----------
-    source
-        The checkpoint or savepoint, whose metadata was checked.
-    pin
-        What keeps its files; by default a pin of this reader.
-    """
+    """Reads the stored entries of a checkpoint or savepoint until it is closed."""
 
     def __init__(self, source: RestoreSource, pin: Pin | None = None) -> None:
         self.source = source
@@ -45,14 +37,8 @@ class SnapshotReader:
     ) -> Iterator[StoredEntries]:
         """Yield the stored entries of a subtask in a range; `on_step` may raise to end it.
 
-        Raises
-        ------
-        StateUseError
-            If the snapshot was closed.
-        CheckpointNotFoundError
-            If it was deleted while nothing was read for long, as on a suspended machine.
-        CorruptFileError
-            If a file is missing or changed.
+        ``CheckpointNotFoundError`` is raised if the snapshot was deleted while nothing was read for
+        long, as on a suspended machine.
         """
         if not self._is_open:
             raise StateUseError(f"{self.source.path} is closed: open it again with open_state")
@@ -67,13 +53,7 @@ class SnapshotReader:
         return self.source.times_ms["batchTimestampMs"]
 
     def operator(self, uid: str) -> StoredOperator:
-        """Return one operator.
-
-        Raises
-        ------
-        StateUseError
-            If there is no such operator.
-        """
+        """Return one operator."""
         operators = {each.uid: each for each in self.source.metadata.operators}
         if uid not in operators:
             raise StateUseError(
@@ -85,15 +65,7 @@ class SnapshotReader:
 
 @dataclass(frozen=True)
 class StoredOperator:
-    """One operator of a snapshot.
-
-    Parameters
-    ----------
-    metadata
-        What the snapshot has of it.
-    what
-        The snapshot and operator, for errors.
-    """
+    """One operator of a snapshot."""
 
     metadata: OperatorMetadata
     what: str

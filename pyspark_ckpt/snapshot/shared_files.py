@@ -38,24 +38,9 @@ def values_that_may_differ(
 ) -> tuple[dict[bytes, bytes | None], dict[bytes, bytes | None]] | None:
     """Return the values of all keys that may differ between two base snapshots.
 
-    Parameters
-    ----------
-    old, new
-        The two base snapshots.
-    written_later
-        Further keys, which segments after one of the base snapshots have written.
-
-    Returns
-    -------
-    tuple or None
-        The values in the old and in the new one; ``None`` if all entries have to be compared:
-        the snapshots share too few files, or a file says that keys were deleted, but not in a way
-        that this library can read.
-
-    Raises
-    ------
-    CorruptFileError
-        If a file is missing or changed.
+    `written_later` has further keys, which segments after one of the base snapshots have written.
+    The result has the values in the old and in the new snapshot. It is ``None`` if all entries have
+    to be compared, because too few files are shared or deletions cannot be read.
     """
     files_format = find_snapshot_format(old.base.format)
     if files_format is None or new.base.format != old.base.format:
@@ -85,13 +70,7 @@ def values_that_may_differ(
 def values_in(
     stored: StoredBase, files_format: SnapshotFormat, keys: Sequence[bytes]
 ) -> dict[bytes, bytes | None]:
-    """Return the values of keys in a base snapshot that is a database.
-
-    Raises
-    ------
-    CorruptFileError
-        If a file is missing or changed.
-    """
+    """Return the values of keys in a base snapshot that is a database."""
     found: dict[bytes, bytes | None] = {}
     with tempfile.TemporaryDirectory(prefix="pyspark_ckpt-diff-") as scratch:
         place = Path(scratch) / "files"

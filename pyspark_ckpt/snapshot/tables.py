@@ -102,18 +102,7 @@ def state_table(
 ) -> Table:
     """Return the table of a state.
 
-    Parameters
-    ----------
-    key_schema
-        The schema of the operator's key columns.
-    state
-        The state; its `value_schema` is that of the table, also for entries of earlier schemas.
-    state_id
-        The id of the state in the subtask.
-    subtask
-        The number of the subtask.
-    what
-        The operator and state, for errors.
+    The table has the `value_schema` of `state`, also for entries of earlier schemas.
     """
     kind = kind_of(state)
     if kind is StateKind.OPERATOR_LIST:
@@ -352,17 +341,7 @@ class _BroadcastTable(_StateTable):
 
 
 class TimersTable(Table):
-    """The timers of an operator: one row per timer.
-
-    Parameters
-    ----------
-    key_schema
-        The schema of the operator's key columns.
-    time_mode
-        The time that they fire in; it is in the schema's metadata.
-    what
-        The operator, for errors.
-    """
+    """The timers of an operator: one row per timer."""
 
     def __init__(self, key_schema: T.StructType, time_mode: str, what: str) -> None:
         names = ColumnNames()
@@ -386,15 +365,7 @@ class TimersTable(Table):
 
 
 class RawTable(Table):
-    """The raw state of an operator: one row per stream.
-
-    Parameters
-    ----------
-    subtask
-        The number of the subtask.
-    what
-        The operator, for errors.
-    """
+    """The raw state of an operator: one row per stream."""
 
     def __init__(self, subtask: int, what: str) -> None:
         self._subtask = subtask

@@ -31,15 +31,7 @@ def newest_compaction(names: Iterable[str], up_to: int | None = None) -> int:
 
 
 def guessed_interval(entries: int, least: int) -> int:
-    """Return the interval that Spark guesses from one compaction of a number of entries.
-
-    Parameters
-    ----------
-    entries
-        How many entries the compaction has.
-    least
-        The interval of the session's settings.
-    """
+    """Return the interval that Spark guesses from one compaction of a number of entries."""
     if entries // 2 <= least:
         return entries
     divisors = range(least, entries // 2 + 1)

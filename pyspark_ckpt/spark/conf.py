@@ -37,19 +37,9 @@ def conf_of_start(
 ) -> dict[str, str]:
     """Return the conf that a query with these operators starts with.
 
-    Parameters
-    ----------
-    operators
-        Its operators.
-    ends_by_itself
-        Whether its trigger ends the query when all data is read.
-    one_watermark
-        Whether Spark's own operators follow one of these, and all operators share one watermark.
-    passed_watermarks
-        Whether Spark's own operators follow, and each operator has its own watermark.
-    follows_aggregation
-        Whether one of these follows an aggregation of Spark. Then the parts of the plan were
-        checked as Spark checks them.
+    `one_watermark` says that Spark's own operators follow and all operators share one watermark,
+    and `passed_watermarks` that they follow and each operator has a separate watermark. With
+    `follows_aggregation`, the parts of the plan were checked as Spark checks them.
     """
     # A session may ask for Avro. Spark's own operators support Avro; this library does not.
     conf = {_ENCODING: "unsaferow"}

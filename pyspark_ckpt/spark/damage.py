@@ -57,15 +57,7 @@ def damaged_metadata(log: SparkLog) -> Damage | None:
 
 
 def damaged_log(log: SparkLog, sources: Sources) -> Damage | None:
-    """Return what is wrong with the logs that Spark reads before an epoch, ``None`` if nothing.
-
-    Parameters
-    ----------
-    log
-        Spark's files in the location.
-    sources
-        The query's sources. Where the location has offsets of other sources, Spark says so itself.
-    """
+    """Return what is wrong with the logs that Spark reads before an epoch, ``None`` if nothing."""
     return next(_of_logs(log, sources), None)
 
 
@@ -76,12 +68,7 @@ def damaged_file(
 
     Every needed file is read. Call it when Spark has failed.
 
-    Parameters
-    ----------
-    log, sources
-        As for :func:`damaged_log`.
-    parallelism
-        The number of partitions of each stateful operator, as far as it is known, by Spark's ids.
+    `parallelism` has the number of partitions by Spark's operator ids, as far as it is known.
     """
     damage = damaged_log(log, sources)
     if damage is not None:
@@ -317,17 +304,7 @@ def is_of_files(error: Exception) -> bool:
 
 
 def unread_file(error: Exception, location: str, otherwise: str) -> Damage | None:
-    """Return what Spark says of a file that it could not read, ``None`` if it may be whole.
-
-    Parameters
-    ----------
-    error
-        Spark's error.
-    location
-        The location, as Spark names it.
-    otherwise
-        What is damaged if Spark names no file.
-    """
+    """Return what Spark says of a file that it could not read, ``None`` if it may be whole."""
     text = str(error)
     if not (is_of_files(error) and _IS_DAMAGE.search(text)):
         return None

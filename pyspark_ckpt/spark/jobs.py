@@ -38,15 +38,7 @@ _AGAIN_S = 0.5
 
 
 class SparkJobs:
-    """Jobs that belong together.
-
-    Parameters
-    ----------
-    spark
-        A session of the application that they run in.
-    what
-        Their purpose, as Spark's job page and errors show it.
-    """
+    """Jobs that belong together."""
 
     def __init__(self, spark: SparkSession, what: str) -> None:
         self._spark = spark
@@ -61,15 +53,8 @@ class SparkJobs:
     def running(self, pool: str | None = None) -> Iterator[None]:
         """Add this thread's new jobs to these jobs; if the thread is interrupted, no job remains.
 
-        Parameters
-        ----------
-        pool
-            A pool of Spark's fair scheduler; by default the thread's own.
-
-        Raises
-        ------
-        CheckpointAbortedError
-            If the jobs were cancelled before.
+        If `pool` is ``None``, the thread's own scheduler pool is used. ``CheckpointAbortedError``
+        is raised if the jobs were cancelled before.
         """
         if self._is_cancelled:
             raise self._expired()
@@ -157,10 +142,7 @@ class SparkJobs:
     def expiring(self, timeout_ms: int) -> Iterator[None]:
         """Cancel the jobs when the context has lasted too long.
 
-        Raises
-        ------
-        CheckpointAbortedError
-            If the context then ended with an error.
+        ``CheckpointAbortedError`` is raised if the context then ended with an error.
         """
         timer = threading.Timer(timeout_ms / 1000, self.cancel)
         timer.daemon = True
@@ -185,19 +167,8 @@ class SparkJobs:
 def collected(frame: DataFrame, what: str) -> list[Row]:
     """Run a job and return its rows; raise the error of a task that failed.
 
-    Parameters
-    ----------
-    frame
-        The rows; few enough for the driver.
-    what
-        What the job is for, as Spark's job page shows it.
-
-    Raises
-    ------
-    CkptError
-        If a task raised an error of this library.
-    pyspark.errors.PySparkException, py4j.protocol.Py4JJavaError
-        If the job fails for another reason; see :data:`JOB_ERRORS`.
+    An error of this library is raised as the ``CkptError`` that the task raised. Other failures are
+    one of ``JOB_ERRORS``. The rows must be few enough for the driver.
     """
     try:
         with _described(frame.sparkSession, what):
@@ -256,16 +227,6 @@ def task_error(failure: Exception) -> CkptError | None:
 
     A worker that cannot import the library cannot mark its error. Its error is recognised by
     Python's message.
-
-    Parameters
-    ----------
-    failure
-        What Spark raised on the driver.
-
-    Returns
-    -------
-    CkptError or None
-        ``None`` if no error of this library left the task.
     """
     text = str(failure)
     missing = _NOT_IMPORTED.search(text)

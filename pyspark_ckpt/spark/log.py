@@ -87,25 +87,12 @@ class OffsetsEntry:
         """Return the entry with the location and the id of its query, for a checkpoint.
 
         They are among the conf, which Spark's sessions do not get from there.
-
-        Parameters
-        ----------
-        location
-            The ``checkpointLocation`` of the query.
-        query_id
-            Its id.
         """
         conf = {**self._conf, OF_LOCATION: location, OF_QUERY: query_id}
         return replace(self, metadata={**self.metadata, "conf": conf})
 
     def in_order(self, sources: Sources) -> OffsetsEntry:
-        """Return the entry in format v1, with the offsets in the order of the places.
-
-        Raises
-        ------
-        CheckpointAbortedError
-            If the entry is of other sources.
-        """
+        """Return the entry in format v1, with the offsets in the order of the places."""
         if self.keys is None:
             return self
         by_key = dict(zip(self.keys, self.source_offsets, strict=True))
@@ -169,15 +156,7 @@ class SparkLog:
         return query_id
 
     def offsets_entry(self, epoch: int) -> OffsetsEntry:
-        """Read the offsets of an epoch.
-
-        Raises
-        ------
-        CorruptFileError
-            If the entry is missing or cut short.
-        NotBuiltYetError
-            If its version is unknown to this library.
-        """
+        """Read the offsets of an epoch."""
         path = f"offsets/{epoch}"
         lines = self._entry(path, epoch).split("\n")
         offsets, keys = tuple(lines[2:]), None
@@ -243,17 +222,8 @@ class SparkLog:
         A file source regards every file in its log as read, so entries beyond the offset are left
         out. Other sources keep only what they wrote at their first start.
 
-        Parameters
-        ----------
-        offsets
-            The positions of the sources, in format v1.
-        sources
-            The sources that they belong to.
-
-        Raises
-        ------
-        CheckpointAbortedError
-            If Spark has already deleted an entry, or the number of offsets is not as expected.
+        `offsets` are in format v1. ``CheckpointAbortedError`` is raised if Spark has already
+        deleted an entry, or if the number of offsets is not as expected.
         """
         if len(sources.ids) != len(offsets.source_offsets):
             raise CheckpointAbortedError(
@@ -353,13 +323,7 @@ def log_position(offset: str) -> int | None:
 
 
 def entries_up_to(names: list[str], position: int, directory: str) -> list[str]:
-    """Return the log files of entries 0 to `position`: the last compaction and the entries after.
-
-    Raises
-    ------
-    CheckpointAbortedError
-        If `names`, the files of `directory`, lack an entry.
-    """
+    """Return the log files of entries 0 to `position`: the last compaction and those after."""
     numbers = {number: name for name, number in numbered(names).items()}
     needed = range(max(newest_compaction(names, position), 0), position + 1)
     missing = list(islice((each for each in needed if each not in numbers), _MOST_NAMED))

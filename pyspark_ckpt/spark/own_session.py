@@ -85,28 +85,8 @@ def start_with_conf(
 ) -> StreamingQuery:
     """Start Spark's query with additional conf that only this query has.
 
-    Parameters
-    ----------
-    spark
-        The classic session that `start` starts it from; its conf stays as it is.
-    location
-        The query's ``checkpointLocation``.
-    conf
-        Settings that are added to the session's conf for this query, or replace keys of it.
-    start
-        Calls Spark's start.
-
-    Returns
-    -------
-    StreamingQuery
-        As `start` returned it.
-
-    Raises
-    ------
-    NotBuiltYetError
-        If this version of Spark starts queries in another way; the query was stopped.
-    ConfigurationError
-        If Spark's check of the plan needs the conf, and Py4J's threads are not pinned.
+    The conf of `spark` stays as it is. `start` calls Spark's start. If ``NotBuiltYetError`` is
+    raised because this version of Spark starts queries in another way, the query was stopped.
     """
     check_conf = {
         key: value
@@ -158,12 +138,7 @@ def in_another_thread(call: Callable[[], None], otherwise: str) -> None:
     A signal in the middle of a call to the JVM leaves an answer in the connection of its thread,
     which the next call of that thread would take for its own.
 
-    Parameters
-    ----------
-    call
-        Its error is logged, because the caller raises the first one.
-    otherwise
-        What the log says then.
+    An error of `call` is logged with `otherwise`, because the caller raises the first error.
     """
 
     def run() -> None:

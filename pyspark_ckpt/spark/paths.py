@@ -20,11 +20,6 @@ def qualified_path(spark: SparkSession, path: str) -> str:
     A path without a scheme is on Hadoop's default file system, which may be HDFS instead of the
     local disk. There a relative path starts from the user's directory; on the local disk it starts
     from the JVM's working directory. ``hdfs:///path`` is of the default NameNode.
-
-    Raises
-    ------
-    ConfigurationError
-        If it is a relative URL, such as ``file:path``, or names another machine's local disk.
     """
     path = os.fspath(path)
     match = _SCHEME.match(path)
@@ -57,15 +52,7 @@ def _as_spark_finds_it(url: str) -> str:
 
 
 def shared_directory(spark: SparkSession, path: str | None) -> str | None:
-    """Return the URL of a directory that all processes of a query can reach; ``None`` of ``None``.
-
-    Raises
-    ------
-    ConfigurationError
-        If it is in the memory of one process.
-    OSError
-        If it cannot be read.
-    """
+    """Return the URL of a directory that all processes of a query reach; ``None`` of ``None``."""
     if path is None:
         return None
     storage = open_storage(qualified_path(spark, path))
@@ -79,15 +66,7 @@ def shared_directory(spark: SparkSession, path: str | None) -> str | None:
 
 
 def usable_directory(spark: SparkSession, path: str) -> str:
-    """Return the URL of a directory, checked as those that a query is configured with.
-
-    Raises
-    ------
-    ConfigurationError
-        If it is in the memory of one process, or cannot create files exclusively.
-    OSError
-        If it cannot be read.
-    """
+    """Return the URL of a directory, checked as those that a query is configured with."""
     url = str(shared_directory(spark, path))
     open_storage(url).check_usable()
     return url

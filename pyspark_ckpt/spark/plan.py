@@ -61,13 +61,6 @@ def operators_of(df: DataFrame) -> StatefulOperators:
     Spark's ids count from the sink towards the sources, left before right, in its physical plan.
     The optimized plan has the same order. Before Spark continues at a location, it compares the ids
     and names there with its own.
-
-    Raises
-    ------
-    PlanError
-        If there is no operator of this library, or two operators have the same uid.
-    NotBuiltYetError
-        If Spark's own stateful operators cannot be checkpointed with them.
     """
     if is_connect(df):
         operators = StatefulOperators.of(connect_operators(df))
@@ -94,20 +87,6 @@ def check_behind_aggregations(df: DataFrame, output_mode: str) -> None:
     Spark's check refuses an aggregation before ``applyInPandasWithState``, and allows one before
     its own ``transformWithState``, so it is given the parts of the plan between the operators of
     this library.
-
-    Parameters
-    ----------
-    df
-        What the query writes.
-    output_mode
-        The output mode of the query.
-
-    Raises
-    ------
-    PlanError
-        If Spark refuses a part, or the query is not in append mode.
-    NotBuiltYetError
-        In a version of Spark whose plans are others.
     """
     spark = df.sparkSession
     if output_mode.lower() != "append":

@@ -25,13 +25,7 @@ _ITSELF = (
 
 
 def check_program(program: object, call: str) -> None:
-    """Refuse what cannot be a program, without calling it.
-
-    Raises
-    ------
-    ConfigurationError
-        If it is no streaming DataFrame and no function without arguments.
-    """
+    """Refuse what cannot be a program, without calling it."""
     if isinstance(program, DataFrame):
         _check_streams(program, f"{call} got a DataFrame")
         return
@@ -54,20 +48,7 @@ def check_program(program: object, call: str) -> None:
 
 
 def stream_of(program: Program, call: str) -> DataFrame:
-    """Return the streaming DataFrame that a program is, or that it builds now.
-
-    Parameters
-    ----------
-    program
-        As the user gave it.
-    call
-        What the user called, for errors.
-
-    Raises
-    ------
-    ConfigurationError
-        If there is none.
-    """
+    """Return the streaming DataFrame that a program is, or that it builds now."""
     check_program(program, call)
     if isinstance(program, DataFrame):
         return program
@@ -86,13 +67,7 @@ def stream_of(program: Program, call: str) -> DataFrame:
 def check_frame(
     given: object, call: str, argument: str, error: type[CkptError] = ConfigurationError
 ) -> None:
-    """Refuse what is no DataFrame where only a DataFrame is taken.
-
-    Raises
-    ------
-    CkptError
-        Of the class `error`, if it is none.
-    """
+    """Refuse what is no DataFrame where only a DataFrame is taken."""
     if isinstance(given, DataFrame):
         return
     what = "None" if given is None else type(given).__name__

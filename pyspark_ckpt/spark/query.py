@@ -35,10 +35,8 @@ def java_query(query: StreamingQuery) -> Any:
 def change_conf(query: StreamingQuery, key: str, change: Callable[[str], str]) -> bool:
     """Change a key of the conf that only a running query has; its next epoch has the new value.
 
-    Returns
-    -------
-    bool
-        Whether it was changed: a client of Spark Connect cannot reach the query's session.
+    The result says whether the key was changed, because a client of Spark Connect cannot reach the
+    session of the query.
     """
     java = getattr(query, "_jsq", None)
     if java is None:
@@ -79,12 +77,7 @@ def stop_between_epochs(spark: SparkSession, query: StreamingQuery, timeout_ms: 
     function sets that state and does not interrupt the epoch. A Spark Connect client cannot do
     that, so there the epoch is interrupted, and the caller runs it once more.
 
-    Parameters
-    ----------
-    spark, query
-        The query and its session.
-    timeout_ms
-        How long to wait for the epoch. Then the epoch is interrupted, as by ``stop``.
+    If the epoch is not committed within `timeout_ms`, it is interrupted as by ``stop``.
     """
     if is_connect(spark):
         _await_pause(query, min(timeout_ms / 1000, _PAUSE_SECONDS))
@@ -108,11 +101,6 @@ def ended_within(query: StreamingQuery, seconds: float) -> bool:
 
     Spark calls a query terminated as soon as it begins no more epochs, while one may be in
     progress (:func:`end_after_epoch`).
-
-    Raises
-    ------
-    StreamingQueryException
-        If the query has failed.
     """
     if not query.awaitTermination(seconds):  # type: ignore[arg-type]  # floats, too
         return False
@@ -135,10 +123,7 @@ def _await_pause(query: StreamingQuery, seconds: float) -> None:
 def end_after_epoch(spark: SparkSession, query: StreamingQuery) -> None:
     """Tell Spark to start no more epochs of a query; returns at once.
 
-    Raises
-    ------
-    py4j.protocol.Py4JError
-        If Spark keeps its state in another way.
+    ``Py4JError`` is raised if this version of Spark keeps its state in another way.
     """
     state = query._jsq.streamingQuery().state()
     state.set(_terminated(spark, state.get()))
@@ -159,11 +144,6 @@ def await_input(query: StreamingQuery) -> None:
     Spark's ``processAllAvailable`` waits for a trigger that finds nothing to do. Processing-time
     timers give every trigger an epoch to run. So this function waits for an epoch without input
     whose trigger began after the call, or for a trigger that finds nothing.
-
-    Raises
-    ------
-    StreamingQueryException
-        If the query fails.
     """
     # A trigger that is under way may have looked for input before it came.
     triggers = 2 if query.status["isTriggerActive"] else 1
@@ -182,15 +162,7 @@ def await_input(query: StreamingQuery) -> None:
 
 
 class _IdleTriggers:
-    """Counts the triggers of a query that find nothing to do, which Spark seldom reports.
-
-    Parameters
-    ----------
-    query
-        The query; over Spark Connect nothing is counted.
-    wanted
-        How many have to pass.
-    """
+    """Counts the triggers of a query that find nothing to do, which Spark seldom reports."""
 
     def __init__(self, query: StreamingQuery, wanted: int) -> None:
         java = getattr(query, "_jsq", None)
@@ -291,14 +263,7 @@ class ComputedStates:
         stores say whose state there is. They are listed, too, where the plan cannot be seen: over
         Spark Connect, where only the server has it, and if Spark keeps it in another way.
 
-        Parameters
-        ----------
-        session
-            The session of the epoch's DataFrame.
-        query_id, epoch, log
-            The query, the epoch, and Spark's files in the query's location.
-        jobs_before
-            What :func:`jobs_begun` returned before the function was called.
+        `jobs_before` is what ``jobs_begun`` returned before the function was called.
         """
         too_few = self._in_plan(session, query_id)
         if too_few:

@@ -21,21 +21,7 @@ def session_in_use(
     PySpark's active session belongs to a thread. In another one, PySpark's default session is
     taken: the first that the process made and has not stopped.
 
-    Parameters
-    ----------
-    call
-        What the user called, for errors.
-    error
-        The class of the error.
-    given
-        The session that the user gave, ``None`` if none.
-    *frames
-        DataFrames of the call, whose session counts if none was given.
-
-    Raises
-    ------
-    CkptError
-        Of the class `error`, if there is no session, or it was stopped.
+    The session of `frames` counts if `given` is ``None``.
     """
     kinds: tuple[type, ...] = (SparkSession, type(None))
     if not isinstance(given, kinds) and not is_connect(given):

@@ -50,12 +50,7 @@ class FileSinkLog:
     Its storage is opened when the log is first used: Spark may write the output of queries to file
     systems that this library does not support.
 
-    Parameters
-    ----------
-    path
-        The output path.
-    compact_interval
-        Spark's setting: after this number of epochs an entry holds all entries before it.
+    After `compact_interval` epochs an entry holds all entries before it.
     """
 
     def __init__(self, path: str, compact_interval: int) -> None:
@@ -64,13 +59,7 @@ class FileSinkLog:
 
     @cached_property
     def output(self) -> Storage:
-        """The output path.
-
-        Raises
-        ------
-        NotBuiltYetError
-            If there is no storage for the scheme of the path.
-        """
+        """The output path."""
         return open_storage(self.path, _SINK_PATH)
 
     @cached_property
@@ -89,12 +78,8 @@ class FileSinkLog:
     def is_fresh(self, epoch: int, begun: int | None = None) -> bool:
         """Return whether the log has at most the entries that :meth:`fill` writes to a new one.
 
-        Parameters
-        ----------
-        epoch
-            The epoch that it is filled up to.
-        begun
-            A later epoch that the query itself may have written.
+        `epoch` is the epoch that the log is filled up to. `begun` is a later epoch that the query
+        itself may have written.
         """
         last = epoch if begun is None else begun
         wanted = _names(epoch, self._setting)
@@ -130,11 +115,6 @@ class FileSinkLog:
         An epoch without an entry gets an empty one. Where Spark looks for a compaction, one is
         written that has all entries before it: behind epochs that have no entry, and also if the
         interval was changed. No entry is changed or removed.
-
-        Raises
-        ------
-        CorruptFileError
-            If an entry is not what Spark writes.
         """
         epochs = self._epochs()
         last = max(epoch, max(epochs.values(), default=-1))
@@ -203,21 +183,7 @@ _DETAILS = "# Detailed Table Information"
 
 
 class TableSink:
-    """A table that a query writes to.
-
-    Parameters
-    ----------
-    df
-        The query.
-    name
-        The table's name, as ``toTable`` takes it.
-    provider
-        The format of a new table.
-    partition_by
-        The columns that a new table is partitioned by.
-    path
-        The directory for the files of a new table, by default in the warehouse.
-    """
+    """A table that a query writes to."""
 
     def __init__(
         self,
@@ -315,13 +281,7 @@ _PART = re.compile(r"`((?:[^`]|``)+)`|([A-Za-z0-9_]+)")
 
 
 def _parts_of(name: str) -> list[str]:
-    """Return the parts of a table's name, as Spark's parser does.
-
-    Raises
-    ------
-    ConfigurationError
-        If it is no name of a table.
-    """
+    """Return the parts of a table's name, as Spark's parser does."""
     parts, place = [], 0
     while True:
         found = _PART.match(name, place)
@@ -361,15 +321,7 @@ _LOCATION = "checkpointLocation"
 
 @dataclass(slots=True)
 class SinkChoice:
-    """The sink of one writer, as far as it was chosen; PySpark's writer does not return it.
-
-    Parameters
-    ----------
-    options
-        Options of the sink, with names in lower case.
-    format, query_name, partition_by
-        As given to the writer; by default Spark's defaults.
-    """
+    """The sink of one writer, as far as it was chosen; PySpark's writer does not return it."""
 
     options: dict[str, Any] = field(default_factory=dict)
     format: str | None = None
@@ -384,18 +336,7 @@ class SinkChoice:
     def location(self, spark: SparkSession, table: TableSink | None) -> Storage | None:
         """Return the query's ``checkpointLocation``, from its option or Spark's own default.
 
-        Returns
-        -------
-        Storage or None
-            ``None`` if the query gets a temporary location, as with Spark for this sink.
-
-        Raises
-        ------
-        ConfigurationError
-            If there is no location, and the sink requires a permanent one, or it is in the memory
-            of one process.
-        NotBuiltYetError
-            If there is no storage for the scheme of the location.
+        The result is ``None`` if the query gets a temporary location, as with Spark for this sink.
         """
         is_temporary = table is None and may_be_temporary(self.format)
         given = self.options.get(_LOCATION.lower())

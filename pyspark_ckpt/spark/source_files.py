@@ -59,11 +59,6 @@ def files_read(location: Storage) -> dict[str, set[ReadFile]]:
 
     An epoch that began and was not committed counts. A log that cannot be read is left out, with a
     warning: a rollback is the way to mend it.
-
-    Parameters
-    ----------
-    location
-        A ``checkpointLocation``, or a directory with the content of one.
     """
     found = {}
     for name in location.list("sources"):
@@ -78,11 +73,6 @@ def files_in_log(data: bytes) -> tuple[set[ReadFile], bool]:
     """Return the files that a file of a source's log names, and whether all of it can be read.
 
     There is none in the logs of other sources.
-
-    Parameters
-    ----------
-    data
-        What Spark has written: a version, and a line of JSON for each file.
     """
     lines = data.partition(b"\n")[2]
     try:
@@ -133,17 +123,7 @@ def gone(spark: SparkSession, files: Collection[str]) -> list[str]:
 
     Directories are listed, and several of them at once, because one may have many of the files.
 
-    Parameters
-    ----------
-    spark
-        A session whose conf reaches them.
-    files
-        Their URLs, as in the logs of sources.
-
-    Raises
-    ------
-    CannotLookError
-        If a directory cannot be listed.
+    ``CannotLookError`` is raised if a directory cannot be listed.
     """
     wanted: dict[str, dict[str, str]] = defaultdict(dict)
     for file in files:

@@ -121,23 +121,9 @@ def copy_first_version(
 ) -> None:
     """Copy state stores that have only their first version, as another version; durable.
 
-    Parameters
-    ----------
-    source, target
-        The ``checkpointLocation`` that Spark wrote, and the location to fill.
-    operator_ids
-        New ids of the operators, by their ids in `source`.
-    version
-        The version of the stores in `target`.
-    place
-        Where `target` will lie, if it is moved once it is filled.
-    check_still_ours
-        Is called before each file. Raises if another driver fills `target` now.
-
-    Raises
-    ------
-    RestoreError
-        If a file does not belong to a known state store.
+    `check_still_ours` is called before each file, and raises if another driver fills `target` now.
+    `operator_ids` has the new ids by the ids in `source`. `place` is where `target` will lie if it
+    is moved once it is filled.
     """
     for old, new in operator_ids.items():
         for path in files_below(source, f"{STATE}/{old}"):
@@ -162,11 +148,6 @@ def with_operator_id(metadata: bytes, location: Storage, operator_id: int) -> by
     """Return Spark's metadata of an operator for another location and another id.
 
     It has whole paths of schemas, so `location` is where the files will lie in the end.
-
-    Raises
-    ------
-    CorruptFileError
-        If it is not what Spark writes.
     """
     with _as_spark_writes(f"the metadata of Spark's operator {operator_id}"):
         version, fields = _decoded(metadata)
@@ -242,12 +223,8 @@ def needed_files(location: Storage, operator_id: int, version: int, partitions: 
     names, and the changes after it. Spark keeps them for ``spark.sql.streaming.minBatchesToRetain``
     epochs.
 
-    Raises
-    ------
-    CheckpointAbortedError
-        If a file is missing, or does not belong to a known state store.
-    CorruptFileError
-        If a file that names others was changed.
+    ``CheckpointAbortedError`` is raised if a file is missing, or does not belong to a known state
+    store.
     """
     root = f"{STATE}/{operator_id}"
     paths = [

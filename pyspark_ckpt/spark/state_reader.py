@@ -131,11 +131,6 @@ def check_state_can_be_read(
 
     Spark's query would run, and never get a checkpoint. `otherwise` says what follows, and what to
     do.
-
-    Raises
-    ------
-    ConfigurationError
-        If the path has a character that Spark escapes.
     """
     escaped = sorted(
         char for char in {*checkpoint_location} if char in _ESCAPED or not char.isprintable()
@@ -158,21 +153,9 @@ def encoded_handles(
 
     Call it on the driver. With more than :data:`FEW_PARTITIONS` it runs a Spark job.
 
-    Parameters
-    ----------
-    spark, checkpoint_location, epoch, operator_id
-        The epoch of the operator.
-    partitions
-        How many partitions the operator has; ``None`` if that is unknown. Spark's source lists the
-        directories of the partitions, and takes those that it finds for all. Over Spark Connect it
-        does not say how many it found.
-
-    Raises
-    ------
-    CorruptFileError
-        If Spark found fewer partitions, or more.
-    PySparkException
-        If Spark cannot read its state.
+    `partitions` is ``None`` if their number is unknown; then those whose directories Spark finds
+    are taken for all. ``CorruptFileError`` is raised if Spark found fewer partitions than
+    `partitions`, or more.
     """
     options = {"batchId": str(epoch), "operatorId": str(operator_id)}
 
@@ -211,11 +194,6 @@ def encoded_handle(
     """Return the handle of one partition at an epoch, in a list; empty if it has none.
 
     Call it on the driver. Except over Spark Connect it reads no other partition, without a job.
-
-    Raises
-    ------
-    PySparkException
-        If Spark cannot read its state.
     """
     options = {"batchId": str(epoch), "operatorId": str(operator_id)}
     if is_connect(spark):

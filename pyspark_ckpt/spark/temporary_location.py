@@ -63,14 +63,8 @@ def delete_when_ended(
 ) -> None:
     """Delete a location in a new thread when the query has ended.
 
-    Parameters
-    ----------
-    storage
-        The location.
-    wait
-        Returns when the query has ended, with its last checkpoint and savepoint.
-    has_failed
-        Returns whether the query has failed; then the location stays.
+    `wait` returns when the query has ended, with its last checkpoint and savepoint. The location
+    stays if `has_failed` then returns true.
     """
 
     def delete() -> None:

@@ -38,11 +38,6 @@ def check_workers(spark: SparkSession) -> None:
 
     It costs nothing if they run the driver's own Python. Executors on other machines are not
     checked; their tasks raise the error. The memory of the workers is checked everywhere.
-
-    Raises
-    ------
-    ConfigurationError
-        If they cannot, or their memory is too small. The message says what to set.
     """
     if is_connect(spark):  # whose workers are the server's
         _check_memory(spark.conf.get)

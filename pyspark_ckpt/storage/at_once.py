@@ -18,20 +18,9 @@ def all_of(
 ) -> list[Result]:
     """Return the results of a function for some things, in the order of the things.
 
-    Parameters
-    ----------
-    function
-        Called once for each thing.
-    things
-        The arguments of the calls.
-    at_once
-        Whether several threads call the function at the same time.
-
-    Raises
-    ------
-    Exception
-        The error of the first thing, in their order, for which the function failed. Calls that
-        have not begun by then are left out.
+    With `at_once`, several threads call `function` at the same time. The error that is raised is
+    that of the first thing, in their order, for which `function` failed. Calls that have not begun
+    by then are left out.
     """
     if not at_once:
         return list(map(function, things))

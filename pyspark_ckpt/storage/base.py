@@ -338,13 +338,7 @@ class Storage(ABC):
 
 
 def path_parts(relative: str, root: str) -> tuple[str, ...]:
-    """Return the parts of a path below the storage `root`.
-
-    Raises
-    ------
-    UnsafePathError
-        If it is empty, absolute or a URL, or steps upwards.
-    """
+    """Return the parts of a path below the storage `root`."""
     parts = PurePosixPath(relative).parts
     if (
         not parts

@@ -22,15 +22,5 @@ RESTORE = "restore from another checkpoint or savepoint"
 
 
 def corrupt_file(name: str, what: str, to_do: str = RESTORE) -> CorruptFileError:
-    """Return the error of a file that is missing, cut short or changed.
-
-    Parameters
-    ----------
-    name
-        The file as users know it.
-    what
-        What is wrong with the file.
-    to_do
-        What the user can do.
-    """
+    """Return the error of a file that is missing, cut short or changed."""
     return CorruptFileError(f"{name}: {what}; {to_do}")

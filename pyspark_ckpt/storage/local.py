@@ -50,10 +50,8 @@ class LocalStorage(Storage):
     def path(self, relative: str) -> Path:
         """Return the absolute path of `relative`.
 
-        Raises
-        ------
-        UnsafePathError
-            If the path is absolute or leaves the root, also through a symbolic link.
+        ``UnsafePathError`` is raised if the path is absolute or leaves the root, also through a
+        symbolic link.
         """
         path = self.root.joinpath(*path_parts(relative, self.url))
         try:
@@ -317,10 +315,7 @@ def _sync_directory(directory: Path) -> None:
 def _has_linked(file: BinaryIO, original: Path, path: Path) -> bool:
     """Give an open file another name, if it is this user's; return whether it has it now.
 
-    Raises
-    ------
-    FileExistsError
-        If the name is used.
+    ``FileExistsError`` is raised if the name is used.
     """
     status = os.fstat(file.fileno())
     if status.st_uid != os.geteuid():  # its owner could change it, or who may read it

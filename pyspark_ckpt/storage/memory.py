@@ -16,10 +16,7 @@ _lock = threading.Lock()
 class MemoryStorage(FsspecStorage):
     """Files in this process's memory; they end with the process, and no other process sees them.
 
-    Parameters
-    ----------
-    path
-        The root; storages with the same path have the same files.
+    Storages with the same path have the same files.
     """
 
     is_shared = False

@@ -31,12 +31,8 @@ _usable_devices: set[int] = set()
 def give_name(temporary: Path, path: Path) -> None:
     """Give a whole file its name, if the name is not used; the file may lose its temporary name.
 
-    Raises
-    ------
-    FileExistsError
-        If the name is used by another file.
-    OSError
-        If the file system has neither hard links nor a rename that replaces nothing.
+    ``FileExistsError`` is raised if the name is used by another file. ``OSError`` is raised if the
+    file system has neither hard links nor a rename that replaces nothing.
     """
     try:
         _link_or_rename(temporary, path)
@@ -54,11 +50,6 @@ def check_mount(directory: Path) -> None:
 
     The check is made once in this process for each file system. A directory without permission to
     write is not checked: the first write to it fails with its own error.
-
-    Raises
-    ------
-    ConfigurationError
-        If two files got one name, or no file got a name at all.
     """
     while not directory.is_dir():
         directory = directory.parent

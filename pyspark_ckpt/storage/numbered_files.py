@@ -10,12 +10,7 @@ from pyspark_ckpt.storage.base import CoordinatorStorage
 def highest_number(storage: CoordinatorStorage, path_of: Callable[[int], str]) -> int:
     """Return the highest number that has a file, 0 if there is none.
 
-    Parameters
-    ----------
-    storage
-        Where the files are.
-    path_of
-        Returns the path of a number's file; the first number is 1.
+    `path_of` returns the path of a number's file. The first number is 1.
     """
     missing = 1
     while storage.exists(path_of(missing)):

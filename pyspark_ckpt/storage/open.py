@@ -87,25 +87,7 @@ _INSTEAD = {
 
 
 def open_storage(url: str | os.PathLike[str], what: str = "path") -> Storage:
-    """Return the storage at a path or URL; nothing is created yet.
-
-    Parameters
-    ----------
-    url
-        A local path, or a URL of any storage.
-    what
-        How errors name the path.
-
-    Raises
-    ------
-    NotBuiltYetError
-        If there is no storage for the scheme of the URL.
-    ConfigurationError
-        If the library of the storage is not installed, or the URL of a local path is not absolute
-        or names a machine.
-    UnsafePathError
-        If the path of the URL steps upwards.
-    """
+    """Return the storage at a path or URL; nothing is created yet."""
     url = os.fspath(url)
     if url.startswith("file:"):
         return LocalStorage(Path(local_path(url)))
@@ -125,11 +107,6 @@ def local_path(url: str) -> str:
     """Return the path of a ``file:`` URL; Spark writes ``file:/x`` or ``file:///x``.
 
     As Hadoop does it, ``..`` removes the name before it, even if that is a symbolic link.
-
-    Raises
-    ------
-    ConfigurationError
-        If the path is relative, or the URL names a machine.
     """
     if not _LOCAL_URL.match(url):
         raise ConfigurationError(

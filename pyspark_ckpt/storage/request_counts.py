@@ -30,13 +30,7 @@ class RequestCounts:
 
 
 class RequestMeter:
-    """Says how many requests of this process were sent since it was last asked.
-
-    Parameters
-    ----------
-    so_far
-        Returns the number of requests of each kind that was sent, as :meth:`RequestCounts.so_far`.
-    """
+    """Says how many requests of this process were sent since it was last asked."""
 
     def __init__(self, so_far: Callable[[], Mapping[str, int]]) -> None:
         self._so_far = so_far

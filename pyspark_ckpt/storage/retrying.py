@@ -50,15 +50,7 @@ def is_transient(error: BaseException) -> bool:
 def retried(work: Callable[[], _Result]) -> _Result:
     """Return what `work` returns; repeat it after a storage error that may be transient.
 
-    Parameters
-    ----------
-    work
-        The operation; it must be safe to repeat.
-
-    Raises
-    ------
-    OSError
-        The error of the last attempt.
+    `work` must be safe to repeat. The error of the last attempt is raised.
     """
     for pause_seconds in PAUSES_SECONDS:
         try:
@@ -76,13 +68,7 @@ def retried(work: Callable[[], _Result]) -> _Result:
 
 
 class RetryingStorage(Storage):
-    """Passes each operation to another storage, and repeats it after a transient failure.
-
-    Parameters
-    ----------
-    inner
-        The storage.
-    """
+    """Passes each operation to another storage, and repeats it after a transient failure."""
 
     def __init__(self, inner: Storage) -> None:
         self._inner = inner

@@ -21,21 +21,8 @@ def check_not_behind(
 
     The next checkpoints would replace such a checkpoint, and delete its files.
 
-    Parameters
-    ----------
-    location
-        The ``checkpointLocation``.
-    committed
-        Its newest committed epoch, ``None`` before the first.
-    checkpoints
-        The query's checkpoints directory.
-    run_again
-        So many epochs the location may lack.
-
-    Raises
-    ------
-    RestoreError
-        If there is such a checkpoint.
+    `committed` is ``None`` before the first epoch is committed. `run_again` is the number of epochs
+    that the location may lack.
     """
     newest = _newest(checkpoints)
     if newest is None or newest[1] <= (-1 if committed is None else committed) + run_again:

@@ -40,15 +40,7 @@ class DriverTerm:
 
     `author` is a name that no other driver has.
 
-    Parameters
-    ----------
-    storage
-        The query's checkpoints directory.
-
-    Raises
-    ------
-    OSError
-        If the term cannot be claimed.
+    The constructor claims the term, and raises ``OSError`` if the term cannot be claimed.
     """
 
     def __init__(self, storage: CoordinatorStorage) -> None:
@@ -59,10 +51,7 @@ class DriverTerm:
     def check(self) -> None:
         """Check that no driver has claimed a later term, and that the directory is the same.
 
-        Raises
-        ------
-        FencedError
-            If a driver has claimed a later term, or the directory has been replaced.
+        ``FencedError`` is raised if one has, or if the directory was replaced.
         """
         path = term_path(self._term)
         try:
@@ -98,12 +87,7 @@ class DriverTerm:
 def carry_terms(source: Storage, target: Storage) -> None:
     """Write the terms of a checkpoints directory into the one that will take its place.
 
-    Parameters
-    ----------
-    source
-        The query's checkpoints directory.
-    target
-        The directory that will be there; terms that it has stay.
+    Terms that `target` has already stay there.
     """
 
     def carry(term: int) -> None:

@@ -36,19 +36,8 @@ class EtcdPointers(Pointers):
 
     Nothing is written to etcd before :meth:`claim`.
 
-    Parameters
-    ----------
-    endpoints
-        The servers, ``http://host:port`` or ``https://host:port`` with commas between.
-    path
-        The query's prefix.
-
-    Raises
-    ------
-    ConfigurationError
-        If urllib3 is not installed.
-    OSError
-        If no server can be reached.
+    `endpoints` has the URLs of the servers, ``http://host:port`` or ``https://host:port``, with
+    commas between.
     """
 
     def __init__(self, endpoints: str, path: str) -> None:

@@ -14,21 +14,7 @@ from pyspark_ckpt.stores.open import claim_again, claim_store, store_of
 class Fence:
     """The claim of one run on a query's store, and whether the next run in this process has it.
 
-    Parameters
-    ----------
-    storage
-        The query's checkpoints directory.
-    settings
-        Which store the query has.
-    query_id
-        The query.
-    store
-        The store, if the run's start has claimed it; by default it is claimed now.
-
-    Raises
-    ------
-    ConfigurationError, OSError
-        As :func:`claim_store`.
+    `store` is the store if the start of the run has claimed it; by default it is claimed now.
     """
 
     def __init__(
@@ -56,10 +42,7 @@ class Fence:
     def take_back(self, store: CompletedCheckpointStore) -> None:
         """Have the fence again that a next run claimed, with this store, and could not use.
 
-        Raises
-        ------
-        FencedError
-            If another driver has taken over the query meanwhile.
+        ``FencedError`` is raised if another driver has taken over the query.
         """
         with self._guard:
             store.check()
@@ -69,15 +52,8 @@ class Fence:
     def take_over(self, finally_do: Callable[[], None]) -> bool:
         """Take the fence from a driver that was started later, unless the next run has it.
 
-        Parameters
-        ----------
-        finally_do
-            Is called after an attempt, also one of which it is not known whether it worked.
-
-        Returns
-        -------
-        bool
-            Whether this run has the fence.
+        `finally_do` is called after an attempt, also if it is unknown whether the attempt worked.
+        The result says whether this run has the fence.
         """
         with self._guard:
             if self._gives_way:

@@ -23,13 +23,7 @@ _DIGITS = 18
 
 
 class IdMarks:
-    """The marks of one checkpoints directory.
-
-    Parameters
-    ----------
-    storage
-        The checkpoints directory.
-    """
+    """The marks of one checkpoints directory."""
 
     def __init__(self, storage: CoordinatorStorage) -> None:
         self._storage = storage
@@ -37,34 +31,19 @@ class IdMarks:
         self._first = 1 - IDS_OF_MARK
 
     def read(self) -> range:
-        """Find the newest mark and return its ids; all ids in use are among them or lower.
-
-        Raises
-        ------
-        CorruptFileError
-            If the mark was changed.
-        """
+        """Find the newest mark and return its ids; all ids in use are among them or lower."""
         self._find(highest_number(self._storage, id_mark_path))
         return _ids_since(self._first)
 
     def older(self) -> Iterator[range]:
-        """Yield the ids of the marks before the one that was found, newest first.
-
-        Raises
-        ------
-        CorruptFileError
-            If a mark was changed.
-        """
+        """Yield the ids of the marks before the one that was found, newest first."""
         for number in range(self._number - 1, 0, -1):
             yield _ids_since(self._first_of(number))
 
     def cover(self, checkpoint_id: int) -> None:
         """Write a mark if no mark stands for an id yet; durable on return.
 
-        Parameters
-        ----------
-        checkpoint_id
-            The id, which is reserved after this.
+        Call it before the id is reserved.
         """
         while checkpoint_id >= self._first + IDS_OF_MARK:
             number = self._number + 1

@@ -38,20 +38,6 @@ class KubernetesPointers(Pointers):
     """One driver's view of a query's pointers in a ConfigMap.
 
     Nothing is created in Kubernetes before :meth:`claim`.
-
-    Parameters
-    ----------
-    namespace
-        The namespace of the ConfigMap.
-    name
-        The name of the ConfigMap.
-
-    Raises
-    ------
-    ConfigurationError
-        If the client is not installed, or finds no server in its configuration.
-    OSError
-        If the server cannot be reached.
     """
 
     def __init__(self, namespace: str, name: str) -> None:
@@ -190,13 +176,7 @@ class KubernetesPointers(Pointers):
 
 
 def namespace_of_driver() -> str:
-    """Return the namespace of the driver's pod, else that of the current context.
-
-    Raises
-    ------
-    ConfigurationError
-        If the client is not installed, or finds no server in its configuration.
-    """
+    """Return the namespace of the driver's pod, else that of the current context."""
     if _OF_POD.is_file():
         return _OF_POD.read_text().strip()
     config, _ = _library()

@@ -42,13 +42,7 @@ IN_THE_DIRECTORY = StoreNote()
 
 
 def store_of(settings: Settings, query_id: str) -> StoreNote:
-    """Return the note on the store that the settings choose.
-
-    Raises
-    ------
-    ConfigurationError
-        If a setting is missing, or Kubernetes is asked for outside of a cluster.
-    """
+    """Return the note on the store that the settings choose."""
     kind = HighAvailability(settings.high_availability_type)
     if kind == HighAvailability.NONE:
         return IN_THE_DIRECTORY
@@ -71,13 +65,7 @@ def store_of(settings: Settings, query_id: str) -> StoreNote:
 
 
 def read_store_note(storage: CoordinatorStorage) -> StoreNote:
-    """Return the store of the checkpoints in a directory.
-
-    Raises
-    ------
-    CorruptFileError
-        If its note cannot be read.
-    """
+    """Return the store of the checkpoints in a directory."""
     return _read(storage, highest_number(storage, store_note_path))
 
 
@@ -96,30 +84,14 @@ def _read(storage: CoordinatorStorage, number: int) -> StoreNote:
 def open_store(
     storage: CoordinatorStorage, settings: Settings, query_id: str
 ) -> CompletedCheckpointStore:
-    """Open the store of a query's checkpoints; nothing is claimed yet.
-
-    Raises
-    ------
-    ConfigurationError
-        If the store is configured without its servers or its library.
-    OSError
-        If the store cannot be reached.
-    """
+    """Open the store of a query's checkpoints; nothing is claimed yet."""
     return _open(storage, store_of(settings, query_id))
 
 
 def claim_store(
     storage: CoordinatorStorage, settings: Settings, query_id: str
 ) -> CompletedCheckpointStore:
-    """Open the store of a query's checkpoints, and claim it for this driver.
-
-    Raises
-    ------
-    ConfigurationError
-        If the store is configured without its servers or its library, or as :func:`claim_again`.
-    OSError
-        If the store cannot be reached or written.
-    """
+    """Open the store of a query's checkpoints, and claim it for this driver."""
     store = open_store(storage, settings, query_id)
     claim_again(storage, store, store_of(settings, query_id))
     return store
@@ -132,20 +104,6 @@ def claim_again(
 
     If the query had another store, its drivers there are fenced, and the complete checkpoints are
     taken over.
-
-    Parameters
-    ----------
-    storage
-        The query's checkpoints directory.
-    store, note
-        The store, and the note on it.
-
-    Raises
-    ------
-    ConfigurationError
-        If the query had another store, and that one cannot be claimed.
-    OSError
-        If the store cannot be reached or written.
     """
     while not _is_claimed(storage, store, note):
         pass  # another driver wrote a note at the same time, and may have claimed its store
@@ -206,17 +164,7 @@ def _take_over(
 
 
 def find_store(storage: CoordinatorStorage) -> CompletedCheckpointStore:
-    """Open the store of the checkpoints in a directory, to read them; close it afterwards.
-
-    Raises
-    ------
-    ConfigurationError
-        If the library of the store is not installed.
-    CorruptFileError
-        If the note on the store was changed.
-    OSError
-        If the store cannot be reached.
-    """
+    """Open the store of the checkpoints in a directory, to read them; close it afterwards."""
     return _open(storage, read_store_note(storage))
 
 

@@ -44,13 +44,6 @@ def check_owner(location: Storage, checkpoints: Storage, place: Storage | None =
     """Check that a location may use a checkpoints directory; nothing is written.
 
     The parameters are the same as for :func:`claim_directory`.
-
-    Raises
-    ------
-    RestoreError
-        If another location owns the directory, such as the original of this copy.
-    CorruptFileError
-        If the token or the record was changed.
     """
     owner = _owner(checkpoints, highest_number(checkpoints, owner_path))
     if owner is not None:
@@ -71,13 +64,7 @@ def owns(location: Storage, checkpoints: Storage) -> bool:
 
 
 def owner_location(checkpoints: Storage) -> str | None:
-    """Return the path of the location that owns a checkpoints directory, ``None`` if none does.
-
-    Raises
-    ------
-    CorruptFileError
-        If the record was changed.
-    """
+    """Return the path of the location that owns a checkpoints directory, ``None`` if none does."""
     owner = _owner(checkpoints, highest_number(checkpoints, owner_path))
     return None if owner is None else owner.location
 
@@ -85,21 +72,8 @@ def owner_location(checkpoints: Storage) -> str | None:
 def claim_directory(location: Storage, checkpoints: Storage, place: Storage | None = None) -> None:
     """Make a location the owner of a checkpoints directory; durable on return.
 
-    Parameters
-    ----------
-    location
-        The location; it gets a token if it has none yet.
-    checkpoints
-        The query's directory below ``spark.ckpt.execution.checkpointing.dir``.
-    place
-        The place that `location` will be moved to, if it was made elsewhere.
-
-    Raises
-    ------
-    RestoreError
-        If another location owns the directory.
-    CorruptFileError
-        If the token or the record was changed.
+    `location` gets a token if it has none yet. `place` is where `location` will be moved to, if it
+    was made elsewhere. ``RestoreError`` is raised if another location owns the directory.
     """
     path = resolved_path(place or location)
     while True:

@@ -58,15 +58,7 @@ class CheckpointsPlace:
 
     @classmethod
     def of_record(cls, location: Storage, record: PlaceRecord) -> CheckpointsPlace:
-        """Return the place that a location's record means.
-
-        Raises
-        ------
-        UnsafePathError
-            If a path inside of the location leaves it, or a path elsewhere is relative.
-        ConfigurationError, NotBuiltYetError
-            If there is no storage for the recorded URL.
-        """
+        """Return the place that a location's record means."""
         if record.inside is not None:
             return cls(location, location.child(record.inside) if record.inside else location)
         if record.directory is not None and not _ABSOLUTE.match(record.directory):
@@ -279,26 +271,9 @@ def inspect(
 ) -> Facts:
     """Return what is known of a location and of the directory that a start has for its checkpoints.
 
-    Parameters
-    ----------
-    requested
-        What the settings of the start say.
-    query_id
-        The id of the location's query.
-    needed
-        Returns the files that the state of the newest committed epoch needs. It is called if
-        nothing shows that the directory is the location's.
-    has_epochs
-        Whether an epoch has begun.
-
-    Raises
-    ------
-    RestoreError
-        If the directory belongs to another location, such as the original of this copy.
-    CorruptFileError, UnsafePathError
-        If the record was changed, or its path is not safe.
-    ConfigurationError, NotBuiltYetError
-        If there is no storage for the recorded URL.
+    `needed` returns the files that the state of the newest committed epoch needs. It is called only
+    if nothing shows that the directory belongs to the location. ``RestoreError`` is raised if the
+    directory belongs to another location.
     """
     location = requested.location
     number, record = read_place(RetryingStorage(location))
@@ -333,15 +308,7 @@ def inspect(
 
 
 def recorded_place(location: Storage) -> CheckpointsPlace | None:
-    """Return where a location has its checkpoints by its record, ``None`` without a record.
-
-    Raises
-    ------
-    CorruptFileError, UnsafePathError
-        If the record was changed, or its path is not safe.
-    ConfigurationError, NotBuiltYetError
-        If there is no storage for the recorded URL.
-    """
+    """Return where a location has its checkpoints by its record, ``None`` without a record."""
     _, record = read_place(location)
     return None if record is None else CheckpointsPlace.of_record(location, record)
 
@@ -352,22 +319,8 @@ def recorded_checkpoints(location: Storage) -> Storage | None:
     The location may be a stranger's. So a directory counts only if it names the location as its
     owner in turn.
 
-    Parameters
-    ----------
-    location
-        What may be a ``checkpointLocation``.
-
-    Returns
-    -------
-    Storage or None
-        ``None`` if nothing is recorded, or the default.
-
-    Raises
-    ------
-    CheckpointNotFoundError
-        If the directory is gone, or belongs to another location.
-    CorruptFileError, UnsafePathError, ConfigurationError, NotBuiltYetError
-        As :func:`recorded_place`.
+    The result is ``None`` if nothing is recorded, or if the record names the default.
+    ``CheckpointNotFoundError`` is raised if the directory is gone, or belongs to another location.
     """
     place = recorded_place(location)
     query_id = None if place is None or place.root is None else SparkLog(location).query_id()

@@ -65,15 +65,7 @@ class Pointers(ABC):
 
 
 class PointedCheckpoints(CompletedCheckpointStore):
-    """``chk-N`` directories below a checkpoints directory, complete if there is a pointer.
-
-    Parameters
-    ----------
-    storage
-        The query's checkpoints directory.
-    pointers
-        The query's pointers.
-    """
+    """``chk-N`` directories below a checkpoints directory, complete if there is a pointer."""
 
     def __init__(self, storage: CoordinatorStorage, pointers: Pointers) -> None:
         super().__init__(storage)

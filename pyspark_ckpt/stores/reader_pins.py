@@ -66,15 +66,7 @@ def barrier_name(expires_ms: int) -> str:
 
 
 def encode_pin(by: str, files: Iterable[str] = ()) -> bytes:
-    """Return the bytes of a pin or barrier.
-
-    Parameters
-    ----------
-    by
-        Who reads or deletes, for people.
-    files
-        The files that must stay, by their paths below the directory.
-    """
+    """Return the bytes of a pin or barrier."""
     return msgspec.json.encode(_Pin(by=by, files=tuple(files)))
 
 
@@ -87,13 +79,8 @@ def pin_files(storage: CoordinatorStorage) -> list[PinFile]:
 def pinned_files(storage: CoordinatorStorage, now_ms: int) -> set[str]:
     """Return the paths that readers need.
 
-    Raises
-    ------
-    CorruptFileError
-        If a pin cannot be read, or is listed again and again and never found; nothing may be
-        deleted before it is over.
-    UnsafePathError
-        If a pin names a path that this library does not write.
+    ``CorruptFileError`` is raised if a pin cannot be read, or is listed again and again and never
+    found. Nothing may be deleted then before the pin is over.
     """
     read: dict[str, tuple[str, ...]] = {}
     missed: Counter[str] = Counter()

@@ -17,16 +17,6 @@ def name_subsumed(directory: Storage) -> Iterator[None]:
 
     Retention removes ``_metadata`` before the files that only this checkpoint needs. Therefore a
     file that is missing while ``_metadata`` exists was not removed by retention.
-
-    Parameters
-    ----------
-    directory
-        The directory of the checkpoint or savepoint.
-
-    Raises
-    ------
-    CheckpointNotFoundError
-        In place of the error of a file, if the checkpoint no longer exists.
     """
     try:
         yield

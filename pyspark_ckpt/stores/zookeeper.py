@@ -30,19 +30,7 @@ class ZooKeeperPointers(Pointers):
 
     Nothing is created in ZooKeeper before :meth:`claim`.
 
-    Parameters
-    ----------
-    quorum
-        The servers, ``host:port`` with commas between.
-    path
-        The query's node.
-
-    Raises
-    ------
-    ConfigurationError
-        If kazoo is not installed.
-    OSError
-        If no server can be reached.
+    `quorum` has the servers as ``host:port``, with commas between.
     """
 
     def __init__(self, quorum: str, path: str) -> None:

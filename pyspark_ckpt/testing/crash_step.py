@@ -27,13 +27,7 @@ class CrashStep(str, Enum):
 
 
 class PlannedCrash:
-    """Raises once, at a planned step.
-
-    Parameters
-    ----------
-    where
-        The operator, for the error.
-    """
+    """Raises once, at a planned step."""
 
     def __init__(self, where: str) -> None:
         self._where = where
@@ -44,13 +38,7 @@ class PlannedCrash:
         self._step = step
 
     def reach(self, step: CrashStep) -> None:
-        """Note that an epoch reached a step.
-
-        Raises
-        ------
-        CrashedError
-            If a crash was planned there.
-        """
+        """Note that an epoch reached a step."""
         if step is not self._step:
             return
         self._step = None

@@ -28,15 +28,7 @@ EventTime = Callable[[Any], int | None]
 
 
 class GivenColumns:
-    """Replaces the InputColumns of a query; columns and their types stay as given.
-
-    Parameters
-    ----------
-    keys
-        The harness's keys.
-    key_names
-        The key columns, where the frames have them.
-    """
+    """Replaces the InputColumns of a query; columns and their types stay as given."""
 
     event_time_index = None
 
@@ -139,19 +131,7 @@ def _with_keys(frame: pd.DataFrame, keys: Sequence[GivenKey]) -> pd.DataFrame:
 
 
 class GivenInput:
-    """One of the library's input modes, with output that is kept for the test.
-
-    Parameters
-    ----------
-    mode
-        The mode; it passes rows to the processor.
-    output
-        Where the epoch's output goes.
-    event_time
-        The test's ``eventTimeExtractor``.
-    without_rows
-        Keys without rows in the test, each with its empty list or frame.
-    """
+    """One of the library's input modes, with output that is kept for the test."""
 
     def __init__(
         self,
@@ -181,15 +161,7 @@ class GivenInput:
 
 
 class GivenPart:
-    """A part with event times from the test's ``eventTimeExtractor``.
-
-    Parameters
-    ----------
-    part
-        One of the library's parts.
-    event_time
-        The test's ``eventTimeExtractor``.
-    """
+    """A part with event times from the test's ``eventTimeExtractor``."""
 
     def __init__(self, part: Any, event_time: EventTime) -> None:
         self.stored = part.stored
@@ -207,13 +179,7 @@ class GivenPart:
 
 
 class PartWithoutRows:
-    """Keys without rows in a test; the processor is called for them, as by PySpark's tester.
-
-    Parameters
-    ----------
-    given
-        Each key with its empty list or frame.
-    """
+    """Keys without rows in a test; the processor is called for them, as by PySpark's tester."""
 
     def __init__(self, given: Sequence[tuple[GivenKey, Any]]) -> None:
         ordered = sorted(given, key=lambda one: (one[0].key_group, one[0].encoded))

@@ -38,13 +38,8 @@ class GivenKeys:
     A date and a number can have the same stored key. In a query, the types of the key columns say
     which one it is. A harness has no such types, so it remembers the keys themselves.
 
-    Parameters
-    ----------
-    max_parallelism
-        Number of key groups. A key's group differs from its group in a query, which uses Spark's
-        hash.
-    columns
-        Number of key columns. With one, any value is a whole key, also a tuple.
+    The group of a key differs from its group in a query, which uses Spark's hash. With one key
+    column, any value is a whole key, also a tuple.
     """
 
     def __init__(self, max_parallelism: int, columns: int = 1) -> None:
@@ -63,14 +58,7 @@ class GivenKeys:
         self._known.update(known)
 
     def given(self, key: Any) -> GivenKey:
-        """Return a key from its value, or from the tuple of values of several key columns.
-
-        Raises
-        ------
-        PlanError
-            If it is not one value per key column, or a value has a type that key columns cannot
-            have.
-        """
+        """Return a key from its value, or from the tuple of values of several key columns."""
         if self.columns == 1:
             return self.of_columns((key,))
         if not isinstance(key, tuple) or len(key) != self.columns:

@@ -19,22 +19,8 @@ from pyspark_ckpt.testing.given_input import EventTime, each_row
 class HarnessClock:
     """The processing time and the watermark of a harness; both begin at 0.
 
-    Parameters
-    ----------
-    mode
-        The operator's time mode.
-    event_time
-        Returns a row's event time; without it there is no watermark.
-    where
-        The operator, for errors.
-
-    The attribute `event_time` refuses what is no number of milliseconds. `ages` says whether a
-    state has a time to live in processing time.
-
-    Raises
-    ------
-    TimeModeError
-        If `mode` is event time and there is no `event_time`.
+    Without `event_time` a watermark does not exist, and the attribute of that name refuses what is
+    not a number of milliseconds. `ages` says whether a state has a time to live in processing time.
     """
 
     def __init__(self, mode: TimeMode, event_time: EventTime | None, where: str) -> None:

@@ -31,17 +31,7 @@ Mode = type[RowsInput] | type[PandasInput] | type[BatchInput]
 
 
 class HarnessEpochs:
-    """Runs one epoch per call.
-
-    Parameters
-    ----------
-    subtask, keys, clock
-        The harness's parts.
-    mode
-        How the processor takes its rows, until a call gives rows of another kind.
-    schema
-        The output's schema, if the output is to be checked.
-    """
+    """Runs one epoch per call."""
 
     def __init__(
         self,
@@ -161,13 +151,7 @@ class HarnessEpochs:
 
 
 def refuse_arrow(processor: object, uid: str) -> None:
-    """Refuse a processor that gets Arrow tables.
-
-    Raises
-    ------
-    NotBuiltYetError
-        If it does.
-    """
+    """Refuse a processor that gets Arrow tables."""
     if isinstance(processor, ArrowProcessor):
         raise NotBuiltYetError(
             f"operator {uid!r}: the harness does not take an ArrowProcessor yet: run it over a "

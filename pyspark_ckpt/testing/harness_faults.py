@@ -13,17 +13,7 @@ from pyspark_ckpt.testing.state_access import StateAccess
 
 
 class HarnessFaults(StateAccess):
-    """The part of :class:`ProcessorHarness` that loses state and returns to earlier state.
-
-    Parameters
-    ----------
-    subtask : HarnessSubtask
-        The subtask of the harness.
-    keys : GivenKeys
-        The harness's keys.
-    clock : HarnessClock
-        The harness's times.
-    """
+    """The part of :class:`ProcessorHarness` that loses state and returns to earlier state."""
 
     _epochs: HarnessEpochs
 

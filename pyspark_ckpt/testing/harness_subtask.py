@@ -74,22 +74,9 @@ class _Attempt:
 class HarnessSubtask:
     """A subtask's durable state, and the epochs and look-ups over it.
 
-    Parameters
-    ----------
-    processor
-        The processor under test; each epoch works with a copy of it, as in a query.
-    descriptor
-        The operator, of one subtask.
-    root
-        A directory for this subtask only.
-    settings
-        Backend, memory limit and inline threshold.
-    migrations
-        Migrations by the name of the new state.
-
-    `handle` names the state after the last epoch that ended. With `fails_on_lost_attributes` an
-    epoch fails if the processor changes its attributes. `releases` has what the next epoch
-    releases.
+    Each epoch works with a copy of `processor`, as in a query. `handle` names the state after the
+    last epoch that ended, and `releases` has what the next epoch releases. With
+    `fails_on_lost_attributes`, an epoch fails if the processor changes its attributes.
     """
 
     def __init__(
@@ -127,12 +114,7 @@ class HarnessSubtask:
     ) -> None:
         """Process an epoch's rows and due timers, and commit it.
 
-        Raises
-        ------
-        CrashedError
-            If a crash was planned; nothing is committed.
-        ProcessorError
-            If the processor raises; nothing is committed.
+        Nothing is committed if a crash was planned or the processor raises.
         """
         with self._attempt(clock, self.crash.reach) as attempt:
             self.crash.reach(CrashStep.BEFORE_INIT)
@@ -206,33 +188,14 @@ class HarnessSubtask:
                 return work(states)
 
     def check(self) -> None:
-        """Check the states that are stored, as a query does before it starts.
-
-        Raises
-        ------
-        IncompatibleStateError
-            If ``init`` asks for states that the stored states cannot become.
-        PlanError
-            If a migration does not fit what ``init`` asks for.
-        """
+        """Check the states that are stored, as a query does before it starts."""
         report = check_states(self._descriptor, [self.handle])
         self._migrates = any(row.verdict is Outcome.MIGRATED for row in report.verdicts)
 
     def first_init(self, clock: EpochClock) -> bool:
         """Run ``init`` once on the given processor, as ``TwsTester`` does; later epochs use copies.
 
-        Returns
-        -------
-        bool
-            Whether a state has a time to live in processing time.
-
-        Raises
-        ------
-        PlanError
-            If the processor cannot be sent to executors, or a migration does not fit what ``init``
-            asks for.
-        ProcessorError
-            If ``init`` raises.
+        The result says whether a state has a time to live in processing time.
         """
         with self._attempt(clock) as attempt:
             states = self._states(attempt)

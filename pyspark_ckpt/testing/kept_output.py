@@ -22,18 +22,8 @@ from pyspark_ckpt.operator.values.transport import travels_as_json
 class KeptOutput:
     """The output of an epoch.
 
-    Parameters
-    ----------
-    checked
-        The library's own buffer, which refuses wrong values; ``None`` without a schema.
-    in_frames
-        Whether the processor yields frames.
-    after_call
-        Called after each call of the processor.
-    where
-        The operator, for errors.
-    schema
-        The output's schema, where there is a `checked`.
+    `after_call` is called after each call of the processor. `checked` is the library's buffer,
+    which refuses wrong values, or ``None`` without a schema.
     """
 
     def __init__(

@@ -11,13 +11,7 @@ class NotedStates(ProcessorHandle):
     """The library's own handle, with a look-up of the states that ``init`` asked for."""
 
     def noted(self, name: str, *classes: type) -> GivenState:
-        """Return a state that ``init`` asked for.
-
-        Raises
-        ------
-        HarnessUseError
-            If there is no state of that name and class.
-        """
+        """Return a state that ``init`` asked for."""
         given = self._given.get(name)
         if given is None:
             raise HarnessUseError(

@@ -38,13 +38,7 @@ class ParsedSchemas(dict[str, T.StructType]):
 
 
 def parse_schema(text: str) -> T.StructType:
-    """Parse a list of fields, as Spark does.
-
-    Raises
-    ------
-    PlanError
-        If it is not a list of fields, or it has an unknown type.
-    """
+    """Parse a list of fields, as Spark does."""
     return _Parser(text).schema()
 
 

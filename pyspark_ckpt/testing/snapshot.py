@@ -71,11 +71,7 @@ def put_back(
 ) -> None:
     """Return a harness to a snapshot.
 
-    Raises
-    ------
-    IncompatibleStateError
-        If the snapshot is of another operator, or the processor asks for states that the stored
-        ones cannot become; the harness stays as it was.
+    The harness stays as it was if ``IncompatibleStateError`` is raised.
     """
     ours = subtask.handle
     for what, stored, wanted in (

@@ -27,15 +27,6 @@ class StateAccess:
     the harness's time, so expired entries are not returned. Reading has no effect. Each update and
     each delete is a separate epoch, without rows and timers. ``HarnessUseError`` is raised for a
     state that ``init`` does not ask for, and for a state of another kind.
-
-    Parameters
-    ----------
-    subtask : HarnessSubtask
-        The subtask whose states they are.
-    keys : GivenKeys
-        The harness's keys.
-    clock : HarnessClock
-        The harness's times.
     """
 
     def __init__(self, subtask: HarnessSubtask, keys: GivenKeys, clock: HarnessClock) -> None:

@@ -85,20 +85,6 @@ def write_bundle(root: Storage, places: Places, path: Path) -> WrittenBundle:
     """Write a bundle that can be opened; an existing file is not replaced.
 
     The file gets its name once it is whole.
-
-    Parameters
-    ----------
-    root
-        The directory that was searched.
-    places
-        What is in it.
-    path
-        The new file.
-
-    Raises
-    ------
-    FileExistsError
-        If there is such a file.
     """
     if path.exists():  # before the work; it is certain below only
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
@@ -202,18 +188,6 @@ def unpack_bundle(path: str, directory: Path) -> BundleIndex:
 
     Only names that this library writes are unpacked, up to a limit of files and bytes. Data files
     get no content.
-
-    Parameters
-    ----------
-    path
-        The bundle.
-    directory
-        The directory.
-
-    Raises
-    ------
-    CorruptFileError
-        If it is no bundle, is damaged, or is larger than a bundle is.
     """
     target = LocalStorage(directory)
     try:
@@ -244,13 +218,7 @@ def unpack_bundle(path: str, directory: Path) -> BundleIndex:
 
 
 def made_at_ms(unpacked: Storage) -> int | None:
-    """Return when a bundle was made, ``None`` if an earlier version made it.
-
-    Parameters
-    ----------
-    unpacked
-        The directory that it was unpacked into.
-    """
+    """Return when a bundle was made, ``None`` if an earlier version made it."""
     try:
         return msgspec.json.decode(unpacked.read(INDEX_NAME), type=BundleIndex).made_at_ms
     except (OSError, *JSON_ERRORS):

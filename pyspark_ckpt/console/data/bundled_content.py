@@ -51,13 +51,7 @@ Members = dict[str, bytes]
 
 
 def of_query(query: QueryPlace) -> Generator[Members, None, None]:
-    """Yield what a bundle has of a query, by names below the query's directory in it.
-
-    Parameters
-    ----------
-    query
-        The query.
-    """
+    """Yield what a bundle has of a query, by names below the query's directory in it."""
     below = f"{CHECKPOINTS_DIRECTORY}/"
     for members in _of_checkpoints_directory(query):
         yield {f"{below}{name}": content for name, content in members.items()}
@@ -146,13 +140,7 @@ def _file(storage: Storage, name: str, cut: Callable[[bytes], bytes] = bytes) ->
 
 
 def of_savepoint(place: SavepointPlace) -> bytes | None:
-    """Return the metadata of a savepoint as a bundle has it, ``None`` if it cannot be read.
-
-    Parameters
-    ----------
-    place
-        The savepoint.
-    """
+    """Return the metadata of a savepoint as a bundle has it, ``None`` if it cannot be read."""
     try:
         return encode_metadata(without_data(read_metadata(place.storage)))
     except (OSError, CkptError):
@@ -160,13 +148,7 @@ def of_savepoint(place: SavepointPlace) -> bytes | None:
 
 
 def without_data(metadata: CheckpointMetadata) -> CheckpointMetadata:
-    """Return metadata without the changes and keys that handles contain.
-
-    Parameters
-    ----------
-    metadata
-        What a checkpoint or savepoint stores.
-    """
+    """Return metadata without the changes and keys that handles contain."""
     operators = tuple(
         msgspec.structs.replace(
             operator, handles=tuple(_handle_without_data(each) for each in operator.handles)
@@ -177,13 +159,7 @@ def without_data(metadata: CheckpointMetadata) -> CheckpointMetadata:
 
 
 def without_keys(data: bytes) -> bytes:
-    """Return a record of a run without the keys that took most time.
-
-    Parameters
-    ----------
-    data
-        The record, as it is stored.
-    """
+    """Return a record of a run without the keys that took most time."""
     record = decode_run_record(data)
     if record is None:
         return b"{}"

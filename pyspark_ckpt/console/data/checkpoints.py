@@ -19,13 +19,6 @@ class RetainedCheckpoints:
 
     If a server stores which checkpoints are complete and cannot be reached, each checkpoint with
     ``_metadata`` counts, and `problem` says so.
-
-    Parameters
-    ----------
-    checkpoints
-        The query's checkpoints directory.
-    store
-        Knows which checkpoints are complete.
     """
 
     def __init__(self, checkpoints: Storage, store: CompletedCheckpointStore | None) -> None:
@@ -51,15 +44,7 @@ class RetainedCheckpoints:
         return self._checkpoints.exists(f"{checkpoint_name(number)}/{METADATA_NAME}")
 
     def newest(self, most: int, before: int | None = None) -> list[int]:
-        """Return the ids of the newest complete checkpoints, newest first.
-
-        Parameters
-        ----------
-        most
-            How many.
-        before
-            Only checkpoints with lower ids are returned; by default all count.
-        """
+        """Return the ids of the newest complete checkpoints, newest first."""
         found: list[int] = []
         for number in reversed(self.used_ids):
             if len(found) == most:
@@ -80,13 +65,7 @@ class RetainedCheckpoints:
 
 @contextmanager
 def retained_checkpoints(checkpoints: Storage) -> Iterator[RetainedCheckpoints]:
-    """Open the retained checkpoints of a query, to read them.
-
-    Parameters
-    ----------
-    checkpoints
-        The query's checkpoints directory.
-    """
+    """Open the retained checkpoints of a query, to read them."""
     try:
         store = find_store(checkpoints)
     except (OSError, CkptError) as exc:

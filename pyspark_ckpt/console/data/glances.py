@@ -75,13 +75,7 @@ class Glance:
 
 
 class Glances:
-    """Looks at queries, each at most every half minute; used by several threads.
-
-    Parameters
-    ----------
-    has_data
-        Whether the data files are there; a bundle has none, and says what was so when it was made.
-    """
+    """Looks at queries, each at most every half minute; used by several threads."""
 
     def __init__(self, *, has_data: bool) -> None:
         self._has_data = has_data
@@ -91,10 +85,7 @@ class Glances:
     def of(self, summaries: Sequence[QuerySummary]) -> Mapping[str, Glance]:
         """Return what the first page says of queries, by the keys of their places.
 
-        Parameters
-        ----------
-        summaries
-            The queries. What is known of others is forgotten.
+        What is known of other queries is forgotten.
         """
         # A page does not wait for the looks of another one, which may be at a slow store.
         if self._lock.acquire(blocking=False):

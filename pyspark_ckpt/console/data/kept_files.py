@@ -61,14 +61,8 @@ def kept_files(
 ) -> KeptFiles:
     """Return which data files of a query are needed.
 
-    Parameters
-    ----------
-    place
-        The query.
-    most_checkpoints
-        If more checkpoints are retained, the files are not judged.
-    measures
-        Whether the sizes and ages of unneeded files are looked up.
+    If more than `most_checkpoints` checkpoints are retained, the files are not judged. Without
+    `measures`, sizes and ages of unneeded files are not looked up.
     """
     storage = place.checkpoints
     needed: set[str] = set()
@@ -122,13 +116,7 @@ def encode_kept_files(place: QueryPlace) -> bytes:
 
 
 def bundled_kept_files(place: QueryPlace) -> KeptFiles:
-    """Return which data files of a query were needed when its bundle was made.
-
-    Parameters
-    ----------
-    place
-        The query, unpacked from a bundle.
-    """
+    """Return which data files of a query were needed when its bundle was made."""
     try:
         return msgspec.json.decode(place.checkpoints.read(KEPT_FILES_NAME), type=KeptFiles)
     except FileNotFoundError:

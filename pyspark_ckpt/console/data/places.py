@@ -97,11 +97,7 @@ def find_places(root: Storage) -> Places:
 
     Those that lie above others are found first, if there are too many directories to look at all.
 
-    Parameters
-    ----------
-    root
-        The directory. It may be a query's location, its checkpoints directory, a savepoint, or a
-        directory with any of them below it.
+    `root` may also be a query's location, its checkpoints directory, or a savepoint.
     """
     search = _Search()
     search.all_below(root)

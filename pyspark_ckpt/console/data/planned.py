@@ -39,26 +39,14 @@ class PlanRow:
 
 
 def plan_rows(plan: RestorePlan) -> tuple[PlanRow, ...]:
-    """Return the rows of a plan.
-
-    Parameters
-    ----------
-    plan
-        The plan.
-    """
+    """Return the rows of a plan."""
     return tuple(
         PlanRow(each, each.outcome in _LOST or bool(each.removed_fields)) for each in plan.states
     )
 
 
 def plan_summary(rows: Sequence[PlanRow]) -> str:
-    """Return a plan in one line: how many rows have which outcome.
-
-    Parameters
-    ----------
-    rows
-        The rows of the plan.
-    """
+    """Return a plan in one line: how many rows have which outcome."""
     outcomes = Counter(row.planned.outcome for row in rows)
     parts = [f"{outcomes[each.value]} {text}" for each, text in _COUNTED.items()]
     fields = sum(row.is_loss and row.planned.outcome not in _LOST for row in rows)
@@ -72,22 +60,9 @@ def plan_against(
 ) -> RestorePlan:
     """Return what a restore from a snapshot would do for the operators of a query.
 
-    Parameters
-    ----------
-    wanted
-        A checkpoint of the query. Its operators, states and sources are those of the query's
-        program then.
-    path
-        The snapshot to restore from.
-    drops
-        Whether operators that the query does not have are dropped rather than refused.
-    has_data
-        Whether the data files of the snapshot are there, and are checked.
-
-    Raises
-    ------
-    CkptError
-        If the snapshot cannot be read.
+    `wanted` is a checkpoint of the query, and stands for the operators, states and sources that its
+    program had then. If `drops` is false, operators that the query does not have are refused. The
+    data files of the snapshot are checked only with `has_data`.
     """
     request = RestoreRequest(
         path=path,

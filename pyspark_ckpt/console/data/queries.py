@@ -70,13 +70,7 @@ class QueryIdentity:
 
 
 def identity_of(place: QueryPlace) -> QueryIdentity | None:
-    """Return the id and name of a query from its newest start, ``None`` if none is recorded.
-
-    Parameters
-    ----------
-    place
-        The query.
-    """
+    """Return the id and name of a query from its newest start, ``None`` if none is recorded."""
     for each in reversed(RecordedRuns(place.checkpoints).starts_and_ends(2)):
         if isinstance(each, RunStarted):
             return QueryIdentity(place, each.query_id, each.query_name or each.query_id)
@@ -84,15 +78,7 @@ def identity_of(place: QueryPlace) -> QueryIdentity | None:
 
 
 def summary_of(place: QueryPlace, now_ms: int) -> QuerySummary:
-    """Return a query at a glance; reads a few small files, however many checkpoints there are.
-
-    Parameters
-    ----------
-    place
-        The query.
-    now_ms
-        The time now.
-    """
+    """Return a query at a glance; reads a few small files, however many checkpoints there are."""
     problems: list[str] = []
     metadata: CheckpointMetadata | None = None
     with retained_checkpoints(place.checkpoints) as retained:
@@ -132,15 +118,7 @@ def summary_of(place: QueryPlace, now_ms: int) -> QuerySummary:
 
 
 def summary_or_problem(place: QueryPlace, now_ms: int) -> QuerySummary:
-    """Return a query at a glance, or why nothing is known of it, so that others are shown.
-
-    Parameters
-    ----------
-    place
-        The query.
-    now_ms
-        The time now.
-    """
+    """Return a query at a glance, or why nothing is known of it, so that others are shown."""
     try:
         return summary_of(place, now_ms)
     except (OSError, CkptError) as exc:

@@ -98,24 +98,7 @@ class TimerSample:
 
 
 def sample_of(snapshot: Snapshot, operator: str, name: str, older: Snapshot | None) -> Sample:
-    """Return a sample of a state.
-
-    Parameters
-    ----------
-    snapshot
-        An open snapshot.
-    operator, name
-        The state.
-    older
-        An older snapshot of the query, to say how the heaviest keys grew.
-
-    Raises
-    ------
-    StateUseError
-        If there is no such state.
-    CorruptFileError
-        If a file is missing or changed.
-    """
+    """Return a sample of a state."""
     view = snapshot.state(operator, name)
     table, is_whole = _sampled(view)
     expired = None
@@ -139,20 +122,7 @@ def sample_of(snapshot: Snapshot, operator: str, name: str, older: Snapshot | No
 
 
 def timers_of(snapshot: Snapshot, operator: str) -> TimerSample:
-    """Return how many timers an operator has, and how many are due, in a sample.
-
-    Parameters
-    ----------
-    snapshot
-        An open snapshot.
-    operator
-        The operator's uid.
-
-    Raises
-    ------
-    CorruptFileError
-        If a file is missing or changed.
-    """
+    """Return how many timers an operator has, and how many are due, in a sample."""
     view = snapshot.timers(operator)
     table, is_whole = _sampled(view)
     metadata = view.schema.metadata or {}
@@ -164,17 +134,7 @@ def timers_of(snapshot: Snapshot, operator: str) -> TimerSample:
 def entries_of_key(view: StateView, texts: Sequence[str | None]) -> tuple[pa.Table, int]:
     """Return the first entries of one key, and how many it has.
 
-    Parameters
-    ----------
-    view
-        The state.
-    texts
-        A text per key column, ``None`` for a null; bytes are in hex.
-
-    Raises
-    ------
-    StateUseError
-        If the texts are not a key of the state.
+    `texts` has one text per key column, ``None`` for a null; bytes are in hex.
     """
     fields = view.key_fields
     if len(texts) != len(fields):

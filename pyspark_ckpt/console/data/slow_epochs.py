@@ -51,13 +51,6 @@ def slowest_epoch(place: QueryPlace, timeline: Timeline) -> SlowEpoch | None:
     """Return the slowest epoch that no run began with, ``None`` if there is no such epoch.
 
     Reads one checkpoint, if a retained one is of that epoch.
-
-    Parameters
-    ----------
-    place
-        The query.
-    timeline
-        What happened to it.
     """
     rows = [row for row in timeline.epochs if not row.is_first]
     if not rows:
@@ -78,15 +71,7 @@ def slowest_epoch(place: QueryPlace, timeline: Timeline) -> SlowEpoch | None:
 
 
 def slowest_subtask(handles: Sequence[Handle], phase: str) -> int | None:
-    """Return the subtask that took most time, ``None`` if the phase is not a subtask's.
-
-    Parameters
-    ----------
-    handles
-        What the subtasks stored in the epoch.
-    phase
-        The phase.
-    """
+    """Return the subtask that took most time, ``None`` if the phase is not a subtask's."""
     times: list[tuple[int, int]] = []
     for handle in handles:
         if handle.metrics is None:
@@ -158,14 +143,7 @@ def ways_back(place: QueryPlace, timeline: Timeline, slowest: SlowEpoch | None) 
 
     Reads each of them, and those that are passed over.
 
-    Parameters
-    ----------
-    place
-        The query.
-    timeline
-        What happened to it, with its newest checkpoints.
-    slowest
-        Its slowest epoch.
+    `timeline` must be one with the newest checkpoints.
     """
     earlier = []
     with retained_checkpoints(place.checkpoints) as retained:
@@ -185,12 +163,7 @@ def ways_back(place: QueryPlace, timeline: Timeline, slowest: SlowEpoch | None) 
 def checkpoints_before(retained: Sequence[CheckpointRow], epoch: int) -> Iterator[int]:
     """Return the retained checkpoints without an epoch, newest first.
 
-    Parameters
-    ----------
-    retained
-        The retained checkpoints, newest first.
-    epoch
-        The epoch.
+    `retained` must be ordered newest first.
     """
     return (row.number for row in retained if row.record is not None and row.record.epoch < epoch)
 
@@ -232,12 +205,7 @@ class _Reading:
 def checkpoint_with(retained: Sequence[CheckpointRow], epoch: int) -> int | None:
     """Return the oldest retained checkpoint that has an epoch, ``None`` if there is none.
 
-    Parameters
-    ----------
-    retained
-        The retained checkpoints, newest first.
-    epoch
-        The epoch.
+    `retained` must be ordered newest first.
     """
     found = None
     for row in retained:

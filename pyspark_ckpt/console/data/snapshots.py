@@ -150,15 +150,7 @@ class SnapshotPage:
 
 
 def checkpoint_page(place: QueryPlace, number: int) -> SnapshotPage | CkptError | None:
-    """Return a retained checkpoint, ``None`` if there is none of that id, or why it is unreadable.
-
-    Parameters
-    ----------
-    place
-        The query.
-    number
-        The id of the checkpoint.
-    """
+    """Return a retained checkpoint, ``None`` if none has that id, or why it is unreadable."""
     with retained_checkpoints(place.checkpoints) as found:
         if number not in found.used_ids or not found.is_complete(number):
             return None
@@ -177,13 +169,7 @@ def checkpoint_page(place: QueryPlace, number: int) -> SnapshotPage | CkptError 
 
 
 def savepoint_page(metadata: CheckpointMetadata) -> SnapshotPage:
-    """Return a savepoint, which shares no file.
-
-    Parameters
-    ----------
-    metadata
-        What the savepoint stores.
-    """
+    """Return a savepoint, which shares no file."""
     return _page(metadata, None, {}, is_whole=True)
 
 
@@ -219,14 +205,8 @@ def operator_table(
 ) -> OperatorTable:
     """Return an operator's subtasks.
 
-    Parameters
-    ----------
-    operator
-        What a checkpoint stores of it.
-    before
-        The handles of the checkpoint before, by uid and subtask.
-    has_before
-        Whether there is a checkpoint before. Without it, new bytes are unknown.
+    `before` has the handles of the checkpoint before, by uid and subtask. Without such a
+    checkpoint, new bytes are unknown.
     """
     handles = sorted(operator.handles, key=lambda handle: handle.subtask)
     rows = tuple(
@@ -247,13 +227,7 @@ def operator_table(
 
 
 def most_skewed(metadata: CheckpointMetadata) -> OperatorTable | None:
-    """Return the operator with the worst skew, ``None`` if no operator has state.
-
-    Parameters
-    ----------
-    metadata
-        What a checkpoint stores.
-    """
+    """Return the operator with the worst skew, ``None`` if no operator has state."""
     tables = [operator_table(each, {}, has_before=False) for each in metadata.operators]
     return max(
         (table for table in tables if table.skew is not None),
@@ -267,12 +241,8 @@ def summary_of_column(
 ) -> ColumnSummary | None:
     """Return the spread of a column, ``None`` if no subtask has a number in it.
 
-    Parameters
-    ----------
-    rows, column
-        The subtasks with state, and their numbers.
-    idle
-        How many subtasks have no state; they count as 0.
+    `rows` and `column` have only the subtasks with state. The `idle` subtasks without state count
+    as 0.
     """
     known = [
         (value, row.subtask) for row, value in zip(rows, column, strict=True) if value is not None

@@ -104,17 +104,7 @@ class StatePage:
 
 
 def state_page(place: QueryPlace, asked: KeyRequest | None, *, has_data: bool) -> StatePage:
-    """Return the states of a query at its newest checkpoint.
-
-    Parameters
-    ----------
-    place
-        The query.
-    asked
-        A key whose entries are wanted, instead of samples.
-    has_data
-        Whether the data files are there; a bundle has none.
-    """
+    """Return the states of a query at its newest checkpoint."""
     runs = RecordedRuns(place.checkpoints)
     recorded = [each for note in runs.notes(NOTES_SHOWN) for each in note.checkpoints]
     starts = [each for each in runs.starts_and_ends(8) if isinstance(each, RunStarted)]
@@ -162,13 +152,7 @@ def state_page(place: QueryPlace, asked: KeyRequest | None, *, has_data: bool) -
 
 
 def grown_keys(samples: Sequence[StateSample]) -> tuple[GrownKey, ...]:
-    """Return the keys that grew most among those with most bytes or rows, of all states.
-
-    Parameters
-    ----------
-    samples
-        The samples of the states.
-    """
+    """Return the keys that grew most among those with most bytes or rows, of all states."""
     grown = {
         GrownKey(each.operator, each.name, heavy.text, heavy.rows, heavy.rows_before): None
         for each in samples
@@ -182,10 +166,7 @@ def grown_keys(samples: Sequence[StateSample]) -> tuple[GrownKey, ...]:
 def slow_keys_of(recorded: Sequence[CheckpointRecord]) -> tuple[SlowKeyRow, ...]:
     """Return the keys that took most time, as the newest record has them, of today's operators.
 
-    Parameters
-    ----------
-    recorded
-        The records, oldest first.
+    `recorded` must be ordered oldest first.
     """
     now = operators_now(recorded)
     for each in reversed(recorded):

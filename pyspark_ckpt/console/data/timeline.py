@@ -124,15 +124,7 @@ class Timeline:
 
 
 def timeline_of(place: QueryPlace, before: int | None = None) -> Timeline:
-    """Return what happened to a query lately.
-
-    Parameters
-    ----------
-    place
-        The query.
-    before
-        Show retained checkpoints with lower ids; by default the newest.
-    """
+    """Return what happened to a query lately."""
     recorded_runs = RecordedRuns(place.checkpoints)
     notes = recorded_runs.notes(NOTES_SHOWN)
     recorded = tuple(each for note in notes for each in note.checkpoints)
@@ -168,15 +160,7 @@ def timeline_of(place: QueryPlace, before: int | None = None) -> Timeline:
 def failures_of(
     runs: tuple[RunStarted | RunEnded, ...], events: list[HistoryEntry]
 ) -> tuple[Failure, ...]:
-    """Return failed runs and aborted attempts, newest first.
-
-    Parameters
-    ----------
-    runs
-        Starts and ends of runs.
-    events
-        Entries of the history log.
-    """
+    """Return failed runs and aborted attempts, newest first."""
     found = [
         Failure(
             f"the run failed ({each.error_kind})",
@@ -269,18 +253,10 @@ def _operator_epochs(notes: Sequence[RunNote]) -> dict[int, tuple[OperatorEpoch,
 def phases_of(record: EpochRecord, operators: Sequence[OperatorEpoch]) -> dict[str, int]:
     """Return the time of an epoch by phase, in milliseconds; the sum is its duration.
 
-    Parameters
-    ----------
-    record
-        The epoch, as Spark reported it.
-    operators
-        What its operators did, empty if unknown.
-
-    Notes
-    -----
-    ``shuffle`` is the time until the first subtask of an operator begins: Spark reads the sources,
-    runs what is before the operator, and shuffles. ``sink`` is the rest of Spark's ``addBatch``:
-    the commit of the sink, and waits for a free core.
+    ``shuffle`` is the time until the first subtask of an operator begins, in which Spark reads the
+    sources, runs what is before the operator, and shuffles. ``sink`` is the rest of Spark's
+    ``addBatch``: the commit of the sink, and waits for a free core. `operators` is empty if nothing
+    is known of them.
     """
     spark = record.phases_ms
     found = dict.fromkeys(PHASES, 0)

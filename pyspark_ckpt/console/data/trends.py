@@ -86,10 +86,7 @@ class Growth:
 def operators_now(recorded: Sequence[CheckpointRecord]) -> frozenset[str]:
     """Return the uids of the operators that the newest record has: another program may have others.
 
-    Parameters
-    ----------
-    recorded
-        The records, oldest first.
+    `recorded` must be ordered oldest first.
     """
     newest = next((each.operators for each in reversed(recorded) if each.operators), ())
     return frozenset(operator.uid for operator in newest)
@@ -114,10 +111,7 @@ def growth_of(recorded: Sequence[CheckpointRecord]) -> Growth:
 
     A state or operator that was removed or renamed is left out: it grows no more.
 
-    Parameters
-    ----------
-    recorded
-        The records, oldest first.
+    `recorded` must be ordered oldest first.
     """
     now = _states_now(recorded)
     found: dict[str, list[tuple[int, int]]] = {}

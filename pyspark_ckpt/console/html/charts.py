@@ -99,16 +99,7 @@ def stacked_bars(
 ) -> Chart:
     """Return a chart of stacked bars, one beside the other.
 
-    Parameters
-    ----------
-    title
-        What it shows.
-    bars
-        The bars, from left to right.
-    parts
-        The names of the parts, from bottom to top.
-    text
-        Makes the text of a number, with its unit.
+    `bars` are drawn from left to right, and `parts` from bottom to top.
     """
     scaled = [bar.total for bar in bars if not bar.may_be_cut] or [bar.total for bar in bars]
     most = max(scaled, default=0) or 1
@@ -143,17 +134,7 @@ def line_chart(
     series: Mapping[str, Sequence[tuple[float, float]]],
     text: Callable[[float], str],
 ) -> Chart:
-    """Return a chart with a line per series of points.
-
-    Parameters
-    ----------
-    title
-        What it shows.
-    series
-        Points by the name of their line.
-    text
-        Makes the text of a number, with its unit.
-    """
+    """Return a chart with a line per series of points."""
     points = [point for line in series.values() for point in line]
     if not points:
         return Chart(title, WIDTH, HEIGHT)
@@ -199,14 +180,7 @@ class Span:
 def time_chart(title: str, rows: Sequence[str], spans: Sequence[Span]) -> Chart:
     """Return a chart of what happened when, with a row per kind; what overlaps is above it.
 
-    Parameters
-    ----------
-    title
-        What it shows.
-    rows
-        The names of the rows, from top to bottom.
-    spans
-        What happened.
+    `rows` are named from top to bottom.
     """
     if not spans:
         return Chart(title, WIDTH, _ROW)
@@ -244,12 +218,7 @@ class Node:
 def tree_chart(title: str, nodes: Sequence[Node]) -> Chart:
     """Return a tree: each node in a row of its own, behind its parent, with a line to it.
 
-    Parameters
-    ----------
-    title
-        What it shows.
-    nodes
-        The nodes; each comes after its parent.
+    In `nodes`, each node must come after its parent.
     """
     depths: list[int] = []
     boxes, lines = [], []

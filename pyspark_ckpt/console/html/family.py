@@ -18,13 +18,7 @@ MOST_NODES = 120
 def read_savepoints(
     places: Sequence[SavepointPlace],
 ) -> list[tuple[SavepointPlace, CheckpointMetadata | CkptError]]:
-    """Return savepoints with their metadata, or the errors of reading it, oldest first.
-
-    Parameters
-    ----------
-    places
-        Where they are.
-    """
+    """Return savepoints with their metadata, or the errors of reading it, oldest first."""
     found = [(place, _read(place)) for place in places]
     return sorted(found, key=lambda each: getattr(each[1], "completed_at_ms", 0))
 
@@ -42,15 +36,7 @@ def family_chart(
     summaries: Sequence[QuerySummary],
     savepoints: Sequence[tuple[SavepointPlace, CheckpointMetadata | CkptError]],
 ) -> Chart:
-    """Return the tree of queries: below each its savepoints, and below these their forks.
-
-    Parameters
-    ----------
-    summaries
-        The queries.
-    savepoints
-        The savepoints that were found.
-    """
+    """Return the tree of queries: below each its savepoints, and below these their forks."""
     tree = _Tree(summaries, savepoints)
     known = {summary.query_id for summary in summaries}
     for summary in summaries:

@@ -200,13 +200,7 @@ def savepoint_page_html(
 
 
 def source_positions(metadata: CheckpointMetadata) -> list[tuple[str, str]]:
-    """Return the sources that a snapshot continues: the name of each, and the offset.
-
-    Parameters
-    ----------
-    metadata
-        What the snapshot stores.
-    """
+    """Return the sources that a snapshot continues: the name of each, and the offset."""
     lines = metadata.offsets_entry.split("\n")[2:]  # after the version and what is for all sources
     numbers = metadata.source_ids or range(len(lines))
     names = dict(enumerate(metadata.source_names or ()))

@@ -101,13 +101,5 @@ _environment = make_environment()
 
 
 def render(template: str, **values: Any) -> str:
-    """Return a page.
-
-    Parameters
-    ----------
-    template
-        The name of the template.
-    **values
-        What it shows.
-    """
+    """Return a page."""
     return _environment.get_template(template).render(**values)

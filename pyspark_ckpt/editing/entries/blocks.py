@@ -55,12 +55,7 @@ _FIRST_WITHOUT_GROUP = int.from_bytes(TIME_INDEX, "big")
 class InBlocks:
     """The function given to ``mapInArrow``: yields the entries of another such function in blocks.
 
-    Parameters
-    ----------
-    entries
-        The other function, which yields batches of subtask, stored key and stored value.
-    parallelism, max_parallelism
-        The operator's.
+    `entries` yields batches of subtask, stored key and stored value.
     """
 
     entries: Callable[[_Batches], _Batches]
@@ -145,13 +140,7 @@ def empty_blocks(subtask: Column) -> list[Column]:
 
 
 def entries_by_range(batches: _Batches) -> Iterator[tuple[int, ArrowEntries]]:
-    """Yield the entries of blocks that are sorted by range: neighbours of one range together.
-
-    Parameters
-    ----------
-    batches
-        Rows of the schema of blocks.
-    """
+    """Yield the entries of blocks that are sorted by range: neighbours of one range together."""
     for batch in batches:
         if not batch.num_rows:
             continue

@@ -47,15 +47,7 @@ _Numbers = np.ndarray[Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the rows of an operator's keys lie.
-
-    Parameters
-    ----------
-    key_schema
-        The schema of the key columns.
-    parallelism, max_parallelism
-        The operator's.
-    """
+    """Where the rows of an operator's keys lie."""
 
     key_schema: T.StructType
     parallelism: int
@@ -76,18 +68,10 @@ class Place:
 class StoredValues:
     """The entries of a state below the heads of their stored keys.
 
-    Parameters
-    ----------
-    state_id
-        The id of the state.
-    state
-        The state.
-    written_ms
-        When the entries count as written if the rows do not have their time, in the time that the
-        state ages in; ``None`` if they never expire.
-    has_times
-        Whether the last column has the times of writing in milliseconds: null for entries that
-        never expire, ``BEYOND`` for those that expire too late for a timestamp.
+    `written_ms` is the time of writing for rows without one, in the time that the state ages in;
+    ``None`` if they never expire. With `has_times`, the last column has the times of writing in
+    milliseconds: null for entries that never expire, ``BEYOND`` for those that expire too late for
+    a timestamp.
     """
 
     def __init__(
@@ -147,13 +131,6 @@ class EncodeState:
     """The function given to ``mapInArrow`` over the rows of a keyed state: yields entries.
 
     The rows have the key group, then the columns of the typed table, without those left out.
-
-    Parameters
-    ----------
-    place
-        Where the operator's keys lie.
-    values
-        The state's entries.
     """
 
     def __init__(self, place: Place, values: StoredValues) -> None:
@@ -175,13 +152,6 @@ class EncodeOperatorState:
     """The function given to ``mapInArrow`` over the rows of a subtask's state: yields entries.
 
     The rows have the subtask, then the columns of the typed table, without those left out.
-
-    Parameters
-    ----------
-    parallelism
-        The number of subtasks.
-    values
-        The state's entries.
     """
 
     def __init__(self, parallelism: int, values: StoredValues) -> None:
@@ -199,13 +169,7 @@ class EncodeOperatorState:
 
 
 class EncodeRaw:
-    """The function given to ``mapInArrow`` over raw state: yields the chunks of each stream.
-
-    Parameters
-    ----------
-    parallelism
-        The number of subtasks.
-    """
+    """The function given to ``mapInArrow`` over raw state: yields the chunks of each stream."""
 
     def __init__(self, parallelism: int) -> None:
         self._parallelism = parallelism
@@ -226,13 +190,7 @@ class EncodeRaw:
 
 
 class EncodeTimers:
-    """The function given to ``mapInArrow`` over timers: yields the two entries of each.
-
-    Parameters
-    ----------
-    place
-        Where the operator's keys lie.
-    """
+    """The function given to ``mapInArrow`` over timers: yields the two entries of each."""
 
     def __init__(self, place: Place) -> None:
         self._place = place
@@ -280,13 +238,7 @@ def _batch(subtasks: _Numbers, keys: pa.Array, values: pa.Array) -> pa.RecordBat
 
 
 def _subtasks(column: pa.Array, parallelism: int) -> _Numbers:
-    """Return the subtasks of rows.
-
-    Raises
-    ------
-    StateValueError
-        If the operator has no such subtask.
-    """
+    """Return the subtasks of rows."""
     subtasks: _Numbers = _not_null(column, "subtask").to_numpy()
     wrong = subtasks[(subtasks < 0) | (subtasks >= parallelism)]
     if len(wrong):

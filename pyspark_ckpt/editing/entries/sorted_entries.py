@@ -34,12 +34,8 @@ _MASKS = np.array(
 def in_order(parts: Iterator[tuple[int, ArrowEntries]], scratch: Path) -> Iterator[ArrowEntries]:
     """Yield entries in the order of their keys; equal keys follow each other.
 
-    Parameters
-    ----------
-    parts
-        Entries with their range, range after range; those of one range have any order.
-    scratch
-        A directory for runs that do not fit into memory.
+    The ranges in `parts` must come one after the other; the entries of one range may have any
+    order. `scratch` takes runs that do not fit into memory.
     """
     current: int | None = None
     range_ = _Range(scratch)

@@ -42,18 +42,8 @@ _Entry = tuple[bytes, bytes]
 class KeptEntries:
     """Which stored entries of an operator are kept; shipped to executors.
 
-    Parameters
-    ----------
-    unified
-        The states of all subtasks as one list; its ids are those of the entries that are kept.
-    states
-        The ids of the states whose entries are kept.
-    timers, raw
-        Whether timers and raw state are kept.
-    erased
-        The keys whose entries are not kept, each behind the bytes of its key group.
-    keyed
-        Whether anything that belongs to keys is kept.
+    The ids of the kept entries are those of `unified`. Each key in `erased` follows the bytes of
+    its key group. `keyed` says whether anything that belongs to keys is kept.
     """
 
     unified: UnifiedStates
@@ -115,17 +105,7 @@ class KeptEntries:
 
 
 class ReadEntries:
-    """The function given to ``mapInArrow`` over the places of handles: yields kept entries.
-
-    Parameters
-    ----------
-    handles
-        The handles of the operator's subtasks, encoded.
-    source
-        The directory that their files' paths start from.
-    kept
-        Which entries are kept.
-    """
+    """The function given to ``mapInArrow`` over the places of handles: yields kept entries."""
 
     def __init__(self, handles: tuple[bytes, ...], source: str, kept: KeptEntries) -> None:
         self._handles = handles

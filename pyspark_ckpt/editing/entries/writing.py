@@ -57,17 +57,9 @@ _SHOWN_CHARACTERS = 200
 class WriteEntries:
     """The function given to ``mapInArrow`` over blocks of entries: yields the new handles.
 
-    Parameters
-    ----------
-    first
-        The handles of the subtasks before their files are written, by number; the places of their
-        states are the ids in the stored keys.
-    lists
-        The ids of the list states whose entries are single values, which become chunks.
-    target
-        The savepoint's directory.
-    token
-        Is in the names of its files.
+    `first` has the handles of the subtasks before their files are written, by number; the places of
+    their states are the ids in the stored keys. `lists` has the ids of the list states whose single
+    values become chunks. `token` is part of the names of the files.
     """
 
     first: tuple[Handle, ...]
@@ -146,13 +138,7 @@ class _SortedEntries:
         return ArrowEntries(keys, values)
 
     def _check_twice(self, key: bytes) -> None:
-        """Check that an entry that comes twice is a timer, which is the same timer.
-
-        Raises
-        ------
-        StateValueError
-            If it is an entry of a state.
-        """
+        """Check that an entry that comes twice is a timer, which is the same timer."""
         state_id = key[KEY_GROUP_BYTES]
         if key.startswith(TIME_INDEX) or (key < TIME_INDEX and state_id == MAX_STATES):
             return

@@ -32,11 +32,6 @@ def selected(
 
     Marks of `combine` need not be given: a value that is put is present. The table's own times are
     timestamps, or milliseconds.
-
-    Raises
-    ------
-    PlanError
-        If it is no DataFrame, or a column is missing or cannot have its type.
     """
     check_frame(rows, where, "rows", PlanError)
     wanted = {name: in_python(kind) for name, kind in columns.all_of(in_ms=in_ms)}
@@ -136,11 +131,6 @@ def _by_name(column: Column, given: T.DataType, wanted: T.DataType, where: str) 
     """Return a column whose structs have their fields in the wanted order.
 
     Spark casts structs by position, whatever their names are.
-
-    Raises
-    ------
-    PlanError
-        If a struct has other fields than its table.
     """
     if not _has_another_order(given, wanted, where):
         return column

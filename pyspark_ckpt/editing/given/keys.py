@@ -17,13 +17,7 @@ Keys = Mapping[str, DataFrame | Sequence[DataFrame]]
 
 
 def frames_of(keys: Keys) -> list[DataFrame]:
-    """Return all frames of keys that a user gives.
-
-    Raises
-    ------
-    PlanError
-        If something else is given.
-    """
+    """Return all frames of keys that a user gives."""
     return [frame for uid, of in keys.items() for frame in _as_list(uid, of)]
 
 
@@ -40,20 +34,9 @@ class GivenKeys:
     A frame has the keys of those savepoints whose key columns have its names, and, if some of them
     have its types too, of these only.
 
-    Parameters
-    ----------
-    keys
-        For each operator's uid one or several frames of keys.
-    sources
-        The savepoints.
-    where
-        The directory that they are in, for errors.
-
-    Raises
-    ------
-    PlanError
-        If no savepoint has one of the operators, or the key columns of a frame, or the key columns
-        of a savepoint are those of no frame.
+    `keys` has one or several frames for each operator's uid. ``PlanError`` is raised if no
+    savepoint has the operator or the key columns of a frame, or if no frame has the key columns of
+    a savepoint.
     """
 
     def __init__(self, keys: Keys, sources: Sequence[RestoreSource], where: str) -> None:

@@ -43,17 +43,8 @@ _TIMES = (T.DateType, *_MOMENTS, T.DayTimeIntervalType, *TIME_OF_DAY)
 def loss(column: Column, given: T.DataType, wanted: T.DataType) -> Column | None:
     """Return whether a cast would change a value of a column.
 
-    Parameters
-    ----------
-    column
-        The values, of the type `given`; structs have their fields in the wanted order.
-    given, wanted
-        The types.
-
-    Returns
-    -------
-    Column or None
-        True or false, null for a null; ``None`` if no value can change.
+    The structs of `column` must have their fields in the wanted order. The result is null for a
+    null, and ``None`` is returned if no value can change.
     """
     if isinstance(given, T.StructType) and isinstance(wanted, T.StructType):
         pairs = zip(given.fields, wanted.fields, strict=True)
@@ -80,15 +71,8 @@ def other_kind(given: T.DataType, wanted: T.DataType) -> str | None:
 
     Spark's cast would take the number as seconds, where all else here counts milliseconds.
 
-    Parameters
-    ----------
-    given, wanted
-        The types; structs have their fields in the wanted order.
-
-    Returns
-    -------
-    str or None
-        The types and what to do, ``None`` if there is no such place.
+    The structs must have their fields in the wanted order. It returns ``None`` if the types have no
+    such place.
     """
     for one, other in _leaf_pairs(given, wanted):
         if isinstance(one, _NUMBERS) and isinstance(other, _TIMES):

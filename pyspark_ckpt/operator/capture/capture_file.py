@@ -178,15 +178,7 @@ _decoder = msgspec.json.Decoder(CapturedEpoch)
 
 
 def encode_part(epoch: CapturedEpoch, sections: Mapping[SectionName, bytes]) -> Iterator[bytes]:
-    """Yield the bytes of a part.
-
-    Parameters
-    ----------
-    epoch
-        The epoch; its list of sections is made here.
-    sections
-        The content of each section.
-    """
+    """Yield the bytes of a part."""
     listed = tuple(
         Section(name, len(data), hashlib.sha256(data).hexdigest())
         for name, data in sections.items()
@@ -199,17 +191,7 @@ def encode_part(epoch: CapturedEpoch, sections: Mapping[SectionName, bytes]) -> 
 def decode_parts(source: _Source, name: str) -> Iterator[CapturePart]:
     """Yield the parts of a capture file, each checked.
 
-    Parameters
-    ----------
-    source
-        The file, positioned at its start.
-    name
-        The name of the file in errors.
-
-    Raises
-    ------
-    CorruptFileError
-        If the file is cut short, changed, no capture, or of a newer format.
+    `source` must be positioned at its start.
     """
     found = False
     while magic := source.read(len(MAGIC)):
@@ -223,13 +205,7 @@ def decode_parts(source: _Source, name: str) -> Iterator[CapturePart]:
 
 
 def decode_epoch(source: _Source, name: str) -> CapturedEpoch:
-    """Return the header of the first part of a capture file.
-
-    Raises
-    ------
-    CorruptFileError
-        As :func:`decode_parts`.
-    """
+    """Return the header of the first part of a capture file."""
     if source.read(len(MAGIC)) != MAGIC:
         raise corrupt_file(name, "it is no capture, or it was changed", _TO_DO)
     return _header(source, name)

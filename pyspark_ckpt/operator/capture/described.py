@@ -51,18 +51,7 @@ def described(
 ) -> CapturedProgram:
     """Return the description of an operator.
 
-    Parameters
-    ----------
-    mode
-        How the processor gets its rows.
-    columns, broadcast
-        The columns of the keyed stream and of the broadcast stream.
-    schemas
-        The DDL schemas that ``init`` uses.
-    identity
-        The name of the processor's class, and the digest of its code.
-    parks
-        Whether keys are parked for which the processor raises.
+    `identity` is the name of the processor's class and the digest of its code.
     """
     (name,) = (name for name, kind in MODES.items() if type(mode) is kind)
     output: OutputRows = getattr(mode, "output_rows")  # noqa: B009  # each of the four has it
@@ -83,13 +72,7 @@ def described(
 
 
 def columns_of(captured: CapturedColumns) -> InputColumns:
-    """Return the columns of a stream from their description.
-
-    Raises
-    ------
-    CorruptFileError
-        If it is not one that :func:`described_columns` returns.
-    """
+    """Return the columns of a stream from their description."""
     schema = struct_type(captured.schema)
     named = {*captured.keys, *captured.derived_keys}
     if not named <= set(schema.names) or not _ZONE.fullmatch(captured.time_zone):
@@ -102,13 +85,7 @@ def columns_of(captured: CapturedColumns) -> InputColumns:
 
 
 def mode_of(captured: CapturedProgram, columns: InputColumns, uid: str) -> InputMode:
-    """Return how the processor gets its rows, from the description of an operator.
-
-    Raises
-    ------
-    CorruptFileError
-        If there is no such way.
-    """
+    """Return how the processor gets its rows, from the description of an operator."""
     make = MODES.get(captured.mode)
     if make is None:
         raise CorruptFileError(

@@ -18,10 +18,7 @@ def newest_captures(captures: Mapping[Place, CapturedEpoch]) -> list[Place]:
     the newest run has no capture. The newest run that ran a committed epoch is the one that
     committed it. Of a subtask the newest attempt of that run counts.
 
-    Parameters
-    ----------
-    captures
-        What is known of captures, by where they are: of all operators.
+    `captures` must have the captures of all operators.
     """
     runs: dict[int, tuple[int, int, str]] = {}
     for each in captures.values():

@@ -42,13 +42,7 @@ def orders_of(epochs: Iterable[int], uid: str | None) -> tuple[CaptureOrder, ...
 
 
 class CaptureFiles:
-    """The requests and captures of one query.
-
-    Parameters
-    ----------
-    storage
-        Its checkpoints directory.
-    """
+    """The requests and captures of one query."""
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
@@ -67,13 +61,7 @@ class CaptureFiles:
         self._storage.write(f"{CAPTURES}/{name}", [msgspec.json.encode(request)])
 
     def orders(self) -> tuple[CaptureOrder, ...]:
-        """Return what all requests order.
-
-        Raises
-        ------
-        CorruptFileError
-            If a request is not what this library writes.
-        """
+        """Return what all requests order."""
         found = [order for name in self._requests() for order in self._read(name).orders]
         return tuple(dict.fromkeys(found))
 

@@ -102,17 +102,9 @@ NOT_RECORDED = NotRecorded()
 class EpochRecorder:
     """Records all of an epoch, in memory.
 
-    Parameters
-    ----------
-    states
-        The states before the epoch, by their ids.
-    names
-        The columns of the keyed rows that are kept.
-    limit_bytes
-        Bytes after which nothing is kept.
-
-    `left_out` says that the epoch is too large. After :meth:`run`, `touched` has the keys that were
-    worked on, `before` and `writes` their entries, and `states_after` the states.
+    Nothing is kept once the epoch exceeds `limit_bytes`, and `left_out` says so. After :meth:`run`,
+    `touched` has the keys that were worked on, `before` and `writes` their entries, and
+    `states_after` the states.
     """
 
     def __init__(

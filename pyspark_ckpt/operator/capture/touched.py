@@ -29,13 +29,7 @@ Entry = tuple[bytes, bytes | None]
 
 
 class NotingTable(StateTable):
-    """A table that notes the keys that the epoch works on, in :attr:`touched`.
-
-    Parameters
-    ----------
-    backend, writes
-        As for :class:`StateTable`.
-    """
+    """A table that notes the keys that the epoch works on, in :attr:`touched`."""
 
     def __init__(self, backend: StateBackend, writes: EpochWrites) -> None:
         self.touched: dict[StoredKey, None] = {}
@@ -53,15 +47,6 @@ def stored_entries(
     """Yield the stored entries of some keys, and all entries that belong to no key.
 
     The timers in the order of their time are left out, see :func:`times_of`.
-
-    Parameters
-    ----------
-    backend
-        The state before the epoch.
-    states
-        The states by their ids.
-    touched
-        The keys.
     """
     for prefix in (OPERATOR_STATE, RAW_STATE):
         yield from backend.scan(prefix)

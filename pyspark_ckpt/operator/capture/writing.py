@@ -55,25 +55,7 @@ _OF_THE_PROCESSOR = (ProcessorError, StateValueError, StateUseError)
 
 @dataclass(frozen=True, slots=True)
 class EpochOfTask:
-    """What is known of an epoch before it runs.
-
-    Parameters
-    ----------
-    handle
-        What the epoch starts from.
-    clock, number
-        The epoch's times and its number.
-    program
-        How the operator was built.
-    columns
-        The columns of the keyed rows.
-    mode
-        How the processor receives its rows.
-    runtime, storage
-        The settings of the query, and its checkpoints directory.
-    releases
-        The parked keys that the epoch releases.
-    """
+    """What is known of an epoch before it runs."""
 
     handle: Handle
     clock: EpochClock
@@ -115,13 +97,6 @@ class WrittenEpoch:
     """Records an epoch that was asked for, and writes it when it is over.
 
     A capture that cannot be written is left out with a warning: the query needs none.
-
-    Parameters
-    ----------
-    epoch
-        The epoch.
-    limit_bytes
-        Bytes after which nothing of it is kept.
     """
 
     def __init__(self, epoch: EpochOfTask, limit_bytes: int) -> None:
@@ -170,12 +145,7 @@ class WrittenFailure:
     Timers fire behind all rows, and a timer's key may have had some. So rows are kept until the end
     where timers fire.
 
-    Parameters
-    ----------
-    epoch
-        The epoch.
-    limit_bytes
-        Bytes of rows after which none is kept for timers.
+    Once the rows exceed `limit_bytes`, no row is kept for timers.
     """
 
     def __init__(self, epoch: EpochOfTask, limit_bytes: int) -> None:

@@ -58,19 +58,8 @@ def read_base(
 ) -> Iterator[Changes]:
     """Yield all state of a base snapshot of any backend.
 
-    Parameters
-    ----------
-    storage
-        The directory that the references are relative to.
-    base
-        The snapshot.
-    directory
-        Where a database is put for as long as it is read; by default the system's own place.
-
-    Raises
-    ------
-    CorruptFileError
-        If a file is missing or changed, or the format is not known.
+    A database is put into `directory` for as long as it is read; by default the system chooses the
+    place.
     """
     if base.format == CHANGES_FORMAT:
         for each in base.files:
@@ -109,32 +98,11 @@ def fetch_files(
 
     Every file has the size and the digest that were written.
 
-    Parameters
-    ----------
-    storage
-        The directory that the references are relative to.
-    base
-        The snapshot.
-    files_format
-        The snapshot's format.
-    directory
-        Is made.
-    local_files
-        Files on this machine; those that turn out to be in the snapshot are linked, or copied,
-        not read from the storage.
-    other_directories
-        Returns directories in which files of the snapshot may be under their names. They are looked
-        at for large files only, if these are not among the local ones. They may go meanwhile.
-    in_place
-        Whether the storage's own files may be linked, if they are on this machine: where they are
-        only read, and not for long.
-    checked
-        Whether the caller's own job wrote them a moment ago, so that only their size is compared.
-
-    Raises
-    ------
-    CorruptFileError
-        If a file is missing or changed, or no snapshot can have a file of its name.
+    `directory` is made here. Files of the snapshot among `local_files`, and large files in the
+    directories that `other_directories` returns, are not read from the storage; these directories
+    may vanish during the call. `in_place` allows links to the storage's files, so the caller must
+    only read them, and not for long; `checked` requires that the caller's job wrote the files a
+    moment ago, because only their size is compared.
     """
     directory.mkdir()
     names = [each.name for each in base.files]
@@ -164,22 +132,7 @@ def fetch_files(
 
 
 def open_fetched(place: Path, base: BaseSnapshot, *, read_only: bool = False) -> StateBackend:
-    """Open the files of a backend's snapshot, which become the backend's own.
-
-    Parameters
-    ----------
-    place
-        Where they are.
-    base
-        The snapshot.
-    read_only
-        Whether they are left as they are.
-
-    Raises
-    ------
-    CorruptFileError
-        If they are no database at the snapshot's version.
-    """
+    """Open the files of a backend's snapshot, which become the backend's own."""
     try:
         backend = open_snapshot(base.format, place, read_only=read_only)
     except BackendCorruptError as exc:

@@ -62,24 +62,9 @@ def open_local_copy(
     Called by a task on an executor, which holds the copy for the length of the context. Another
     attempt that holds it already is left alone: this one works on a private copy.
 
-    Parameters
-    ----------
-    directory
-        The subtask's place on this executor.
-    backend_type
-        One of :data:`state_backends.BACKEND_TYPES`.
-    storage
-        The query's checkpoints directory.
-    handle
-        What Spark committed; ``None`` for a subtask that has no state yet.
-    root
-        The directory of all local copies, if unused ones are removed from it. A copy that has to be
-        rebuilt shares files with the snapshots of others there.
-
-    Raises
-    ------
-    CorruptFileError
-        If a durable file that is needed is missing or changed.
+    `handle` is ``None`` for a subtask that has no state yet. If `root` is given, unused local
+    copies below it are removed, and a copy that is rebuilt shares files with the snapshots of
+    others there.
     """
     with _claimed(directory, root) as claimed:
         place = claimed / backend_type

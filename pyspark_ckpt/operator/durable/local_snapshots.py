@@ -52,13 +52,7 @@ _REMOVED = "removed-"
 
 
 def directories_of_all(root: Path) -> list[Path]:
-    """Return where the snapshots of all subtasks of all queries have their files; some may go soon.
-
-    Parameters
-    ----------
-    root
-        The directory of all local copies, ``<query id>/<operator>/<subtask>`` below it.
-    """
+    """Return where the snapshots of all subtasks have their files; some may go soon."""
     # `glob.glob`, because that of pathlib fails where a directory goes meanwhile.
     found = glob.glob(f"*/*/*/{_DIRECTORY}/*/{_FILES}", root_dir=root)  # noqa: PTH207
     return [root / name for name in found]
@@ -103,13 +97,7 @@ _decoder = msgspec.json.Decoder(SnapshotNote)
 
 
 class LocalSnapshot:
-    """One snapshot's directory.
-
-    Parameters
-    ----------
-    directory
-        Named by the snapshot's id.
-    """
+    """One snapshot's directory."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -118,10 +106,8 @@ class LocalSnapshot:
     def note(self) -> SnapshotNote:
         """Return what is known of the snapshot.
 
-        Raises
-        ------
-        OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError
-            If there is no readable note: the snapshot was never completed, or was deleted.
+        ``OSError``, ``msgspec.MsgspecError``, ``UnicodeDecodeError`` or ``RecursionError`` means
+        that the snapshot was never completed or was deleted.
         """
         return _decoder.decode((self.directory / _NOTE).read_bytes())
 
@@ -160,11 +146,6 @@ class LocalSnapshot:
         """Yield whether this thread, and no other in any process, may upload the snapshot.
 
         The claim ends with the context, or with the process if that ends first.
-
-        Parameters
-        ----------
-        wait
-            Wait for the thread that has the claim.
         """
         with (self.directory / _LOCK).open("wb") as lock:
             try:
@@ -176,13 +157,7 @@ class LocalSnapshot:
 
 
 class LocalSnapshots:
-    """The snapshots of one subtask on this executor; only the holder of the local copy uses them.
-
-    Parameters
-    ----------
-    directory
-        The subtask's directory.
-    """
+    """The snapshots of one subtask on this executor, for the holder of the local copy only."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory / _DIRECTORY
@@ -206,10 +181,8 @@ class LocalSnapshots:
         RocksDB makes hard links. A file that is the very same file as one of the handle's
         base snapshot is not uploaded again. The snapshot exists from when its note exists.
 
-        Raises
-        ------
-        BackendCorruptError
-            If the backend is at another version, or changes were applied to it in part.
+        It raises ``BackendCorruptError`` if the backend is at another version, or if changes were
+        applied to it only in part.
         """
         if (version := backend.version()) != handle.version:
             raise BackendCorruptError(

@@ -57,22 +57,8 @@ def at_version(
 ) -> tuple[StateBackend, bool]:
     """Return the backend, and whether it had to be rebuilt from durable files.
 
-    Parameters
-    ----------
-    place
-        The backend's directory.
-    backend_type
-        One of :data:`state_backends.BACKEND_TYPES`.
-    storage
-        The query's checkpoints directory.
-    handle
-        What Spark committed; ``None`` for a subtask that has no state yet.
-    snapshots
-        Those beside the copy.
-    scratch
-        A directory for temporary files; it is made if it is not there.
-    root
-        The directory of all local copies of this executor's disk, if there are others.
+    `handle` is ``None`` for a subtask that has no state yet. `scratch` is made if it does not
+    exist.
     """
     base = None if handle is None else handle.base
     try:

@@ -89,16 +89,7 @@ class Materializer:
 
     Called by a task on an executor that holds the local copy, which is at the handle's version.
 
-    Parameters
-    ----------
-    copy
-        The subtask's local copy.
-    storage
-        The query's checkpoints directory.
-    settings
-        When a snapshot is due.
-    start_upload
-        Uploads in the background; without it, the epoch waits for the upload.
+    `start_upload` uploads in the background; if it is ``None``, the epoch waits for the upload.
     """
 
     def __init__(
@@ -116,10 +107,8 @@ class Materializer:
     def advance(self, handle: Handle, epoch: EpochStart) -> Handle:
         """Return the handle that the epoch builds on: the same state, perhaps on another base.
 
-        Raises
-        ------
-        OSError
-            If the changelog is so long that the epoch has to wait for an upload, and that fails.
+        It raises ``OSError`` if the changelog is so long that the epoch must wait for an upload,
+        and the upload fails.
         """
         if self._copy.is_private:  # its snapshots would go with it
             return self._made_at_once(handle, epoch) if self._must_wait(handle) else handle

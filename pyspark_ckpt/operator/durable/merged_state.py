@@ -34,20 +34,9 @@ def merged_state(
     Called by a task on an executor. A base snapshot of any format is in key order, so its
     parts are passed on as they are where no segment wrote between their keys.
 
-    Parameters
-    ----------
-    storage
-        The directory of its files.
-    scratch
-        A directory for the length of the iteration.
-    on_step
-        Is called after each part of a segment, all of which are read before the first part is
-        yielded. What it raises ends the reading.
-
-    Raises
-    ------
-    CorruptFileError
-        If a file is missing or changed, or a base is not in order.
+    All segments are read before the first part is yielded. `on_step` is called after each part of a
+    segment, and an error that it raises ends the reading. `scratch` is used for the length of the
+    iteration.
     """
     writes = EpochWrites(_MEMORY_BYTES, scratch)
     try:

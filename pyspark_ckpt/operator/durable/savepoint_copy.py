@@ -70,15 +70,7 @@ class SubtaskCopy(msgspec.Struct, frozen=True, kw_only=True):
     def run(self) -> Handle:
         """Copy; called by a task on an executor, perhaps by more than one attempt.
 
-        Returns
-        -------
-        Handle
-            The handle of the copy, whose files are durable.
-
-        Raises
-        ------
-        CorruptFileError
-            If a file that the handle refers to is missing or changed.
+        The files of the returned handle are durable on return.
         """
         source, target = open_storage(self.source), open_storage(self.target)
         if self.is_canonical:

@@ -34,17 +34,9 @@ logger = library_logger(__name__)
 class Keeping:
     """The rules by which copies stay that no task opens.
 
-    Parameters
-    ----------
-    longest_s
-        A copy that was not opened for so long is removed.
-    shortest_s
-        A copy that was opened within so many seconds stays in any case.
-    most_bytes
-        Copies between the two stay as long as they have no more together; the longest unused one
-        goes first.
-    every_s
-        Seconds between two looks.
+    A copy that was opened within `shortest_s` stays in any case, and a copy that was not opened for
+    `longest_s` is removed. Of the copies between the two, the longest unused ones are removed until
+    the rest has at most `most_bytes` together.
     """
 
     longest_s: float = 3600.0
@@ -70,12 +62,7 @@ def remove_unused(root: Path, keeping: Keeping = KEEPING) -> list[Path]:
 
     Does nothing if there was a look not long ago, in any process. Files are deleted in a thread.
 
-    Parameters
-    ----------
-    root
-        The directory of all local copies, ``<query id>/<operator>/<subtask>`` below it.
-    keeping
-        What stays.
+    `root` holds the local copies as ``<query id>/<operator>/<subtask>``.
     """
     try:
         with (root / _DOOR).open("ab") as door:

@@ -51,13 +51,9 @@ def upload(storage: WorkerStorage, snapshot: LocalSnapshot) -> None:
 
     Waits for an upload that is under way.
 
-    Raises
-    ------
-    BackendCorruptError
-        If a file was changed on this disk after it was written. The snapshot is marked as damaged,
-        and the local copy beside it is rebuilt by the next epoch.
-    OSError
-        If a file cannot be read or written; what was uploaded is noted.
+    If a file was changed on this disk after it was written, BackendCorruptError is raised, the
+    snapshot is marked as damaged, and the next epoch rebuilds the local copy. After an OSError,
+    what was uploaded is noted.
     """
     for _ in upload_steps(storage, snapshot, wait=True):
         pass

@@ -42,15 +42,6 @@ def replies(
     """Call a function for each group of a stream; yield the batches of the stream back.
 
     The state of a group leaves with the group's last batch, after the function has ended.
-
-    Parameters
-    ----------
-    batches
-        The stream from Spark.
-    group
-        Called once per group.
-    output_schema
-        The schema of what it yields.
     """
     for state, pieces in groupby(_pieces(batches), key=lambda piece: piece[0]):
         held: pa.RecordBatch | None = None

@@ -13,15 +13,7 @@ from pyspark_ckpt.operator.values.sent_columns import first_bad_text, in_arrow, 
 
 
 def batches_of(frames: Iterable[pd.DataFrame], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Return frames as PySpark hands them over as batches; empty frames are left out.
-
-    Parameters
-    ----------
-    frames
-        The frames.
-    schema
-        The schema of the rows as Spark sends them.
-    """
+    """Return frames as PySpark hands them over as batches; empty frames are left out."""
     for frame in frames:
         if len(frame):
             yield pa.RecordBatch.from_arrays(

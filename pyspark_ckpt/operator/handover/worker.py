@@ -40,16 +40,6 @@ def take_over(replies: Replies) -> bool:
     """Have the task whose function is being unpickled hand its rows over as Arrow.
 
     Called on an executor while the worker unpickles; does nothing anywhere else.
-
-    Parameters
-    ----------
-    replies
-        Does the work of the task.
-
-    Returns
-    -------
-    bool
-        Whether the task does so. If not, the reason is logged, once per process.
     """
     frame = _reading_frame()
     if frame is None:  # the driver makes copies of functions too
@@ -72,10 +62,7 @@ def explain_errors(explained: Callable[[Exception], Exception | None]) -> None:
     For a task that hands its rows over through pandas: PySpark's worker makes the frames, outside
     of the function. Does nothing in a worker that is not as expected.
 
-    Parameters
-    ----------
-    explained
-        From an error to the one that is raised for it, or ``None`` for the error itself.
+    `explained` returns the error to raise, or ``None`` for the error itself.
     """
     frame = _reading_frame()
     serializer: Any = None if frame is None else frame.f_locals.get("ser")

@@ -148,13 +148,7 @@ class ArrowProcessor(StatefulProcessor):
 
 
 class ArrowOutput:
-    """Tables that the processor has yielded; columns by name.
-
-    Parameters
-    ----------
-    output_rows
-        The operator's output schema as it travels.
-    """
+    """Tables that the processor has yielded; columns by name."""
 
     def __init__(self, output_rows: OutputRows) -> None:
         self._schema = output_rows
@@ -163,13 +157,7 @@ class ArrowOutput:
         self.rows = 0
 
     def extend(self, output: Iterable[Any] | None) -> None:
-        """Add what one call of the processor yields.
-
-        Raises
-        ------
-        StateValueError
-            If it is no Arrow table, lacks a column, or a value does not fit its column.
-        """
+        """Add what one call of the processor yields."""
         rest = self.fill(output)
         while rest is not None:
             rest = self.fill(rest)
@@ -270,15 +258,7 @@ def _pieces(table: Any) -> Iterator[Any]:
 
 
 class ArrowPart:
-    """A part of an epoch that the processor gets in one call.
-
-    Parameters
-    ----------
-    columns
-        How the rows travel.
-    batches
-        The rows as they were sent.
-    """
+    """A part of an epoch that the processor gets in one call."""
 
     def __init__(self, columns: InputColumns, batches: SentRows) -> None:
         self._columns = columns
@@ -328,13 +308,7 @@ class ArrowPart:
 
 
 class ArrowInput:
-    """All keys of a part in one call, Arrow tables out.
-
-    Parameters
-    ----------
-    input_columns, output_rows
-        The operator's schemas as they travel.
-    """
+    """All keys of a part in one call, Arrow tables out."""
 
     method = "handleInputArrow"
     form = RowForm.ARROW
@@ -353,12 +327,8 @@ class ArrowInput:
     ) -> tuple[pa.Table, pa.Table]:
         """Return what ``handleExpiredTimers`` gets: the keys, and their timers.
 
-        Parameters
-        ----------
-        keys
-            The keys as they are stored.
-        times_ms
-            The times of the due timers of each key.
+        `keys` are in their stored form, and `times_ms` has the due timers of each key, aligned with
+        `keys`.
         """
         numbers = np.arange(len(keys))
         of_timers = np.repeat(numbers, list(map(len, times_ms)))
@@ -378,10 +348,7 @@ def timer_tables_of(
 ) -> Callable[[Sequence[bytes], Sequence[Sequence[int]]], tuple[pa.Table, pa.Table]] | None:
     """Return what makes the tables of ``handleExpiredTimers``.
 
-    Returns
-    -------
-    callable or None
-        :meth:`ArrowInput.timer_tables`; ``None`` if each timer gets a call of its own.
+    Returns ``None`` if the processor gets a separate call for each timer.
     """
     if not isinstance(mode, ArrowInput) or not isinstance(processor, ArrowProcessor):
         return None

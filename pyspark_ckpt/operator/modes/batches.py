@@ -121,13 +121,7 @@ class BatchPart(PandasPart):
 
 
 class BatchInput:
-    """All keys of a part in one call, frames out.
-
-    Parameters
-    ----------
-    input_columns, output_rows
-        The operator's schemas as they travel.
-    """
+    """All keys of a part in one call, frames out."""
 
     method = "handleInputBatch"
     form = RowForm.PANDAS

@@ -19,13 +19,8 @@ _NO_BYTES = 2**31 - 1
 class FrameLimits:
     """Limits of one frame; the defaults are Spark's.
 
-    Parameters
-    ----------
-    rows
-        Rows of a frame at most; 0 or less stands for no limit.
-    size_bytes
-        A frame ends with the row that reaches this size, each row taken as large as all rows of
-        the part are on average.
+    If `rows` is 0 or less, the number of rows has no limit. A frame ends with the row that reaches
+    `size_bytes`, where each row counts as large as the rows of the part are on average.
     """
 
     rows: int = 10_000
@@ -33,25 +28,11 @@ class FrameLimits:
 
     @classmethod
     def of_session(cls, get: Callable[[str, str], Any]) -> FrameLimits:
-        """Return the limits that a session's conf sets.
-
-        Parameters
-        ----------
-        get
-            Returns the value of a key, or the default that is given with it.
-        """
+        """Return the limits that a session's conf sets."""
         return cls(int(get(_ROWS_KEY, "10000")), size_bytes(get(_BYTES_KEY, str(_NO_BYTES))))
 
     def rows_of_frames(self, rows: int, size_bytes: Callable[[], int]) -> int:
-        """Return how many of a part's rows make one frame.
-
-        Parameters
-        ----------
-        rows
-            The rows of the part.
-        size_bytes
-            Returns the size of all of them.
-        """
+        """Return how many of a part's rows make one frame."""
         most = self.rows if self.rows > 0 else rows
         if self.size_bytes >= _NO_BYTES or not rows:
             return max(most, 1)

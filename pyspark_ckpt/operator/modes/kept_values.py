@@ -34,13 +34,8 @@ def may_change(data_type: T.DataType) -> bool:
 def kept(value: Any, *, by_name: bool = False) -> Any:
     """Return a value that no later change of its lists, dicts, arrays and bytes reaches.
 
-    Parameters
-    ----------
-    value
-        What the processor gave.
-    by_name
-        Whether Rows in it become dicts. PySpark takes a Row in a yielded Row by its names, and one
-        in a frame by the order of its values.
+    With `by_name`, Rows in the value become dicts, because PySpark takes a Row in a yielded Row by
+    its names, and a Row in a frame by the order of its values.
     """
     if type(value) in _UNCHANGING:
         return value

@@ -45,13 +45,7 @@ _Columns = list[Any]
 
 
 class PandasOutput:
-    """Frames that the processor has yielded; columns by name, or by position if labels are numbers.
-
-    Parameters
-    ----------
-    output_rows
-        The operator's output schema as it travels.
-    """
+    """Frames that the processor yielded; columns by name, by position if labels are numbers."""
 
     def __init__(self, output_rows: OutputRows) -> None:
         self._schema = output_rows
@@ -68,13 +62,7 @@ class PandasOutput:
         return self._rows
 
     def extend(self, output: Iterable[Any] | None) -> None:
-        """Add what one call of the processor yields.
-
-        Raises
-        ------
-        StateValueError
-            If it is not a frame, or lacks a column.
-        """
+        """Add what one call of the processor yields."""
         rest = self.fill(output)
         while rest is not None:
             rest = self.fill(rest)
@@ -222,14 +210,7 @@ def _all_in(kinds: list[type], wanted: tuple[type, ...]) -> bool:
 class PandasPart:
     """A part of an epoch, whose rows are one frame that is cut by key.
 
-    Parameters
-    ----------
-    columns
-        How the rows travel.
-    batches
-        The rows as they were sent.
-    limits
-        The limits of the frames that the processor gets; ``None`` if it gets one frame.
+    If `limits` is ``None``, the processor gets one frame.
     """
 
     def __init__(
@@ -303,15 +284,7 @@ class PandasPart:
 
 
 class PandasInput:
-    """Frames in, frames out, key by key.
-
-    Parameters
-    ----------
-    input_columns, output_rows
-        The operator's schemas as they travel.
-    limits
-        The limits of the frames that the processor gets.
-    """
+    """Frames in, frames out, key by key."""
 
     method = "handleInputRows"
     form = RowForm.PANDAS

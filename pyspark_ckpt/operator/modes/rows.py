@@ -22,15 +22,7 @@ from pyspark_ckpt.operator.rows.sent_rows import SentRows
 
 
 class RowsPart:
-    """A part of an epoch whose Rows are made as the processor asks for them.
-
-    Parameters
-    ----------
-    columns
-        How the rows travel.
-    batches
-        The rows as they were sent.
-    """
+    """A part of an epoch whose Rows are made as the processor asks for them."""
 
     def __init__(self, columns: InputColumns, batches: SentRows) -> None:
         keyed = keyed_rows(columns, batches)
@@ -69,13 +61,7 @@ class RowsPart:
 
 
 class RowsInput:
-    """Rows in, rows out.
-
-    Parameters
-    ----------
-    input_columns, output_rows
-        The operator's schemas as they travel.
-    """
+    """Rows in, rows out."""
 
     method = "handleInputRows"
     form = RowForm.ROWS
@@ -95,13 +81,7 @@ class RowsInput:
 
 
 class RowsOutput:
-    """Rows that the processor has yielded.
-
-    Parameters
-    ----------
-    output_rows
-        The operator's output schema as it travels.
-    """
+    """Rows that the processor has yielded."""
 
     def __init__(self, output_rows: OutputRows) -> None:
         self._schema = output_rows
@@ -114,13 +94,7 @@ class RowsOutput:
         return len(self._rows)
 
     def extend(self, output: Iterable[Any] | None) -> None:
-        """Add what one call of the processor yields.
-
-        Raises
-        ------
-        StateValueError
-            If it is one Row.
-        """
+        """Add what one call of the processor yields."""
         if output is None:
             return
         self._check(output)

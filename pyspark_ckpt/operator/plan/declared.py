@@ -77,17 +77,7 @@ class _NoState(StateBackend):
 def declare_states(
     processor: StatefulProcessor, uid: str, time_mode: TimeMode, *, has_watermark: bool
 ) -> DeclaredStates:
-    """Run ``init`` and ``close`` of a copy of a processor and return the states it asks for.
-
-    Raises
-    ------
-    PlanError
-        If it is not a processor, cannot be sent to executors, or can handle no timer.
-    ProcessorError
-        If ``init`` raises.
-    NotBuiltYetError
-        If ``init`` asks for a feature that is not built yet.
-    """
+    """Run ``init`` and ``close`` of a copy of a processor and return the states it asks for."""
     if not isinstance(processor, StatefulProcessor):
         raise PlanError(f"operator {uid!r}: {no_instance(processor, StatefulProcessor)}")
     if time_mode is not TimeMode.NONE:
@@ -143,13 +133,7 @@ _PUBLIC = {"StatefulProcessor": "pyspark.sql.streaming"}
 
 
 def parse_schema(text: str) -> T.StructType:
-    """Parse a DDL text; driver only.
-
-    Raises
-    ------
-    PlanError
-        If it is no list of fields.
-    """
+    """Parse a DDL text; driver only."""
     try:
         schema = T.DataType.fromDDL(text)
     except Exception as exc:

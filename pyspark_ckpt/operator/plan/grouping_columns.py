@@ -21,14 +21,8 @@ DERIVED_KEY = "__ckpt_key_"
 class GroupingColumns:
     """A DataFrame that has a column for each part of the key.
 
-    Parameters
-    ----------
-    df
-        The user's DataFrame, and behind its columns one for each key expression.
-    names
-        The key columns in `df`.
-    derived
-        The names that the user sees, as ``groupBy`` gives them, of the key expressions' columns.
+    `df` has the user's columns first, and then one column for each key expression. `derived` has
+    the names that the user sees for the columns of key expressions, as ``groupBy`` gives them.
     """
 
     df: DataFrame
@@ -37,13 +31,7 @@ class GroupingColumns:
 
 
 def grouping_columns(df: DataFrame, columns: tuple[str | Column, ...]) -> GroupingColumns:
-    """Return the key columns of a DataFrame.
-
-    Raises
-    ------
-    PlanError
-        If there is no key column, one cannot be computed, or two have one name.
-    """
+    """Return the key columns of a DataFrame."""
     if not columns:
         raise PlanError("key_by needs at least one key column")
     duplicated = {name for name in df.columns if df.columns.count(name) > 1}

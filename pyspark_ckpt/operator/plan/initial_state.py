@@ -29,15 +29,7 @@ class InitialState:
     function: OperatorFunction
 
     def job(self, runtime: Runtime, time_ms: int) -> DataFrame:
-        """Return the job that makes the state; its rows are for :func:`handles_of`.
-
-        Parameters
-        ----------
-        runtime
-            The settings of the query that is about to start.
-        time_ms
-            The processing time that the processor sees.
-        """
+        """Return the job that makes the state; its rows are for :func:`handles_of`."""
         function = InitialStateFunction(self.function, runtime, time_ms)
         parallelism = self.function.descriptor.parallelism
         return self.rows.repartition(parallelism, TOKEN).mapInArrow(function, HANDLES_SCHEMA)
@@ -61,13 +53,7 @@ def remember_initial_state(
 
 
 def initial_state_of(operator: OperatorDescriptor) -> InitialState | None:
-    """Return the initial state that an operator was built with, ``None`` if it has none.
-
-    Raises
-    ------
-    PlanError
-        If it was built in another process.
-    """
+    """Return the initial state that an operator was built with, ``None`` if it has none."""
     if operator.initial_state is None:
         return None
     try:

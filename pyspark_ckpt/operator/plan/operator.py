@@ -88,13 +88,7 @@ class OperatorArguments:
         event_time_column: str = "",
         on_error: str = OnError.FAIL.value,
     ) -> OperatorArguments:
-        """Return checked arguments.
-
-        Raises
-        ------
-        PlanError
-            If a value is not allowed; the error names the allowed values.
-        """
+        """Return checked arguments."""
         has_default_uid = uid is None
         uid = DEFAULT_UID if uid is None else uid
         if not isinstance(uid, str) or not uid.strip():
@@ -168,13 +162,7 @@ MakeInputMode = type[RowsInput] | type[PandasInput] | type[BatchInput] | type[Ar
 
 
 def check_parks_keys(make_mode: MakeInputMode, where: str) -> None:
-    """Check that keys can be parked where rows are received in a way.
-
-    Raises
-    ------
-    PlanError
-        If the processor gets all keys in one call.
-    """
+    """Check that keys can be parked where rows are received in a way."""
     if make_mode in (BatchInput, ArrowInput):
         raise PlanError(
             f"{where}: onError='quarantine' parks single keys, and {make_mode.method} gets all "
@@ -205,21 +193,7 @@ class KeyedInput:
 
 @dataclass(frozen=True, slots=True)
 class OperatorPlan:
-    """Everything that goes into one operator; built on the driver.
-
-    Parameters
-    ----------
-    keyed
-        The rows.
-    broadcast
-        The stream whose rows go to every subtask, if there is one.
-    initial
-        The rows of the initial state, if there is one.
-    arguments
-        What the user gave.
-    make_mode
-        How the processor receives its rows.
-    """
+    """Everything that goes into one operator; built on the driver."""
 
     keyed: KeyedInput
     broadcast: DataFrame | None
@@ -228,13 +202,7 @@ class OperatorPlan:
     make_mode: MakeInputMode
 
     def build(self) -> DataFrame:
-        """Return the operator's output.
-
-        Raises
-        ------
-        PlanError
-            If the operator cannot be run as it is.
-        """
+        """Return the operator's output."""
         self._check()
         get = self.keyed.df.sparkSession.conf.get
         coerces = str(get(_COERCION, "false")).lower() == "true"

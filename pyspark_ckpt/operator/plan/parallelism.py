@@ -28,10 +28,7 @@ _given: ContextVar[int | None] = ContextVar("pyspark_ckpt parallelism", default=
 def building_with(parallelism: int | None) -> Iterator[None]:
     """Build operators with this parallelism while the context lasts; the session stays as it is.
 
-    Parameters
-    ----------
-    parallelism
-        The number of subtasks; ``None`` for the session's.
+    If `parallelism` is ``None``, the session's parallelism applies.
     """
     token = _given.set(parallelism)
     try:
@@ -45,11 +42,6 @@ def set_parallelism(spark: SparkSession) -> int | None:
 
     :func:`building_with` wins over ``spark.ckpt.parallelism.default``, which wins over
     ``spark.sql.shuffle.partitions``.
-
-    Raises
-    ------
-    ConfigurationError
-        If it is not a number above zero.
     """
     given = _given.get()
     if given is not None:

@@ -22,13 +22,7 @@ def has_streaming_row(spark: SparkSession) -> bool:
 
 
 def streaming_row(spark: SparkSession) -> DataFrame:
-    """Return a streaming DataFrame that has one row in each epoch.
-
-    Raises
-    ------
-    NotBuiltYetError
-        In a version of Spark whose relations are others, and over Spark Connect.
-    """
+    """Return a streaming DataFrame that has one row in each epoch."""
     if not has_streaming_row(spark):
         raise NotBuiltYetError(
             "a stream of one row is not supported over Spark Connect: use a classic session"
@@ -40,20 +34,7 @@ def streaming_row(spark: SparkSession) -> DataFrame:
 
 
 def streaming_relation(spark: SparkSession, output: Any, data: Any) -> Any:
-    """Return the node of a plan that is a stream of given rows.
-
-    Parameters
-    ----------
-    spark
-        A classic session.
-    output, data
-        The attributes and the rows, as Spark's relation has them.
-
-    Raises
-    ------
-    NotBuiltYetError
-        In a version of Spark whose relations are others.
-    """
+    """Return the node of a plan that is a stream of given rows."""
     node = _values(spark)
     is_streaming = True  # Spark allows no union of a stream and a batch
     try:

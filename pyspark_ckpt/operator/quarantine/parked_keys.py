@@ -78,29 +78,9 @@ class RowsOfEpoch:
 class ParkedKeys:
     """The parked keys of one subtask in one epoch.
 
-    Parameters
-    ----------
-    states
-        The processor's handle, after ``init``.
-    keeping
-        How rows become values; ``None`` if the operator has no quarantine.
-    key_groups
-        The key groups of the subtask.
-    limits
-        How much is kept.
-    epoch
-        The number of the epoch.
-    where
-        The operator and subtask, for errors.
-
-    `found` has the parked keys by their stored form.
-
-    Raises
-    ------
-    QuarantineError
-        If keys are parked and the operator has no quarantine.
-    IncompatibleStateError
-        If keys are parked whose rows had other columns.
+    `states` is the processor's handle after ``init``. `keeping` is ``None`` if the operator has no
+    quarantine; then a parked key raises QuarantineError. `found` has the parked keys by their
+    stored form.
     """
 
     def __init__(
@@ -134,13 +114,7 @@ class ParkedKeys:
         return bool(self.found) and self._current in self.found
 
     def park(self, step: str, error: str) -> None:
-        """Park the key being worked on, which keeps its state and timers.
-
-        Raises
-        ------
-        QuarantineError
-            If too many keys are parked.
-        """
+        """Park the key being worked on, which keeps its state and timers."""
         if len(self.found) >= self._limits.keys:
             raise QuarantineError(
                 f"{self._where}: {len(self.found)} keys are parked, and another key's processor "
@@ -155,13 +129,7 @@ class ParkedKeys:
         self._put(msgspec.structs.replace(key, step=step, error=error))
 
     def keep(self, sent: Any) -> None:
-        """Keep rows of the key being worked on, which is parked, behind those that are kept.
-
-        Raises
-        ------
-        QuarantineError
-            If the key has too many rows, or too many bytes.
-        """
+        """Keep rows of the key being worked on, which is parked, behind those that are kept."""
         assert self._keeping is not None
         rows = [(self._epoch, *values) for values in self._keeping.values(sent)]
         _, state = self._opened()
@@ -278,11 +246,6 @@ class _SentValues:
     """Encodes rows whose values are in the form in which they are sent.
 
     The bytes are those of the state's schema, so that its table shows the values.
-
-    Parameters
-    ----------
-    schema
-        The schema of the rows.
     """
 
     prefix = b""

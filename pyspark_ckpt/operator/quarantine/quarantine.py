@@ -41,26 +41,9 @@ class Releases(Protocol):
 class Quarantine:
     """The quarantine of one subtask in one epoch.
 
-    Parameters
-    ----------
-    states
-        The processor's handle.
-    keeping
-        How rows are kept; ``None`` if the operator has no quarantine.
-    key_groups
-        The key groups of the subtask.
-    limits
-        How much is kept.
-    releases
-        What the epoch releases.
-    epoch
-        The number of the epoch.
-    where
-        The operator and subtask, for errors.
-
-    `parks` says whether the operator has a quarantine. Without one, no key may be parked.
-    `on_error` is called before a key is parked, or stays parked, and returns what the warning of
-    it adds.
+    `keeping` is ``None`` if the operator has no quarantine; then `parks` is false, and no key may
+    be parked. `on_error` is called before a key is parked, or stays parked, and returns what the
+    warning of it adds.
     """
 
     def __init__(
@@ -103,18 +86,7 @@ class Quarantine:
     ) -> None:
         """Have the processor handle the rows of the current key, or keep them if it is parked.
 
-        Parameters
-        ----------
-        step
-            The method of the processor.
-        call
-            Calls it.
-        sent
-            Returns the rows as they were sent.
-        output
-            The epoch's output; without the rows of a call that raises.
-        describe
-            Returns the text that is kept of an error.
+        If `call` raises, `output` does not get the rows of that call.
         """
         if not self._keys.has_current():
             error = self._error_of(call, output)
@@ -124,17 +96,7 @@ class Quarantine:
         self._keys.keep(sent())
 
     def keep_unheld(self, step: str, error: Exception, sent: Any) -> None:
-        """Keep the rows of the current key, which has a value that its processor cannot get.
-
-        Parameters
-        ----------
-        step
-            What could not be done.
-        error
-            What names the column and the value.
-        sent
-            The rows of the key as they were sent.
-        """
+        """Keep the rows of the current key, which has a value that its processor cannot get."""
         if not self._keys.has_current():
             self._releases.arm()
             self._keys.park(step, str(error))
@@ -164,17 +126,7 @@ class Quarantine:
             yield stored, self._keys.kept()
 
     def release(self, step: str, call: Call, output: Output, describe: Describe) -> None:
-        """Give the kept rows of a key to the processor; the key stays parked if it raises.
-
-        Parameters
-        ----------
-        step
-            The method of the processor.
-        call
-            Calls it for the rows of each epoch.
-        output, describe
-            As for :meth:`handle_rows`.
-        """
+        """Give the kept rows of a key to the processor; the key stays parked if it raises."""
         stored = self._table.current.key_group or b"", self._table.current.key
         error = self._error_of(call, output)
         self._table.begin_part([stored])

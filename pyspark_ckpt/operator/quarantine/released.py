@@ -18,17 +18,7 @@ def release_files(runtime: Runtime) -> ReleaseFiles:
 
 
 class ReleasesOfEpoch:
-    """What an epoch releases of an operator; reads a file only when it is asked.
-
-    Parameters
-    ----------
-    runtime
-        What the query was started with.
-    uid
-        The operator.
-    epoch
-        The epoch.
-    """
+    """What an epoch releases of an operator; reads a file only when it is asked."""
 
     def __init__(self, runtime: Runtime, uid: str, epoch: int) -> None:
         self._files: Callable[[], ReleaseFiles] = lambda: release_files(runtime)

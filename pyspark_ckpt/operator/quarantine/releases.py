@@ -110,12 +110,7 @@ NO_KEY: ReleasedKeys = frozenset()
 class ReleaseFiles:
     """The releases of one query.
 
-    Parameters
-    ----------
-    storage
-        Its checkpoints directory.
-    timeline
-        How many rollbacks the location has had.
+    `timeline` is the number of rollbacks that the location has had.
     """
 
     def __init__(self, storage: Storage, timeline: int = 0) -> None:
@@ -125,10 +120,7 @@ class ReleaseFiles:
     def arm(self, epoch: int) -> None:
         """Have the epochs behind this one decide, because it has a parked key.
 
-        Parameters
-        ----------
-        epoch
-            The epoch; :data:`BEFORE_ALL` if each one has to decide.
+        `epoch` is :data:`BEFORE_ALL` if each epoch has to decide.
         """
         if not self.is_armed:
             armed = _Armed(timeline=self._timeline, epoch=epoch)
@@ -141,13 +133,7 @@ class ReleaseFiles:
         return self._storage.exists(_ARMED)
 
     def request(self, release: Release) -> str:
-        """Write a request, durable on return; return its id.
-
-        Raises
-        ------
-        StateValueError
-            If it names too many keys for one file.
-        """
+        """Write a request, durable on return; return its id."""
         at_ms = now_ms()
         name = f"{at_ms:015}-{secrets.token_hex(8)}.request.json"
         data = msgspec.json.encode(ReleaseRequest(release=release, requested_at_ms=at_ms))
@@ -162,13 +148,7 @@ class ReleaseFiles:
         return name.removesuffix(".request.json")
 
     def decide(self, epoch: int) -> Decision:
-        """Return what an epoch releases; decide it if no task has.
-
-        Raises
-        ------
-        CorruptFileError
-            If a file is not what this library writes.
-        """
+        """Return what an epoch releases; decide it if no task has."""
         if not self._decides(epoch):
             return Decision()
         found = self.decided(epoch)

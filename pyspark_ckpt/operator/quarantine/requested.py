@@ -21,26 +21,8 @@ def request_release(
 ) -> str:
     """Write a request to release keys of an operator; it is durable on return.
 
-    Parameters
-    ----------
-    storage
-        The query's checkpoints directory.
-    operators
-        The operators of the query.
-    uid
-        The operator.
-    keys
-        Values of a single key column, or tuples of values; ``None`` for all parked keys.
-
-    Returns
-    -------
-    str
-        The id of the request.
-
-    Raises
-    ------
-    PlanError
-        If there is no such operator, it was built without a quarantine, or `keys` is one text.
+    `keys` are values of a single key column, or tuples of values; ``None`` stands for all parked
+    keys.
     """
     if isinstance(keys, str | bytes):  # its characters would be taken for keys
         raise PlanError(

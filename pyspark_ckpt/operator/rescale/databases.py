@@ -69,14 +69,9 @@ _MOST_READS = 4
 class Share:
     """What one new subtask takes over.
 
-    Parameters
-    ----------
-    first
-        The handle of the new subtask without state.
-    kept
-        The handle of the old subtask whose files it keeps, if any.
-    read
-        The handles of the other old subtasks that have some of its key groups, in their order.
+    `first` is the handle of the new subtask without state. `kept` is the handle of the old subtask
+    whose files it keeps, if any. `read` has the handles of the other old subtasks that have some of
+    its key groups, in their order.
     """
 
     first: Handle
@@ -89,16 +84,7 @@ def shares_of(
 ) -> list[Share]:
     """Return what each new subtask takes over; without those that get no state.
 
-    Parameters
-    ----------
-    handles
-        The handles of the old subtasks, for which :func:`can_be_divided` is true.
-    operator
-        The new operator.
-    query_id
-        The new query's.
-    epoch
-        The epoch that the new handles are of.
+    The caller has checked that :func:`can_be_divided` is true for `handles`.
     """
     return [
         Share(operator.first_handle(query_id, subtask, epoch), kept, read)
@@ -159,21 +145,7 @@ def _ranged_format(handle: Handle) -> SnapshotFormat | None:
 
 
 class DivideSubtasks:
-    """The function given to ``mapInArrow`` over the numbers of shares: yields the new handles.
-
-    Parameters
-    ----------
-    shares
-        What the new subtasks take over.
-    copied
-        By old subtask, the base snapshots that are kept, in the new query's directory.
-    source_root, target_root
-        The directories of the old subtasks' files, and of the new query's.
-    states
-        The states that the new subtasks have.
-    has_same_clock
-        Whether timers follow the same time as they did.
-    """
+    """The function given to ``mapInArrow`` over the numbers of shares: yields the new handles."""
 
     def __init__(
         self,
@@ -246,29 +218,9 @@ def divided(
 
     Called by a task on an executor.
 
-    Parameters
-    ----------
-    share
-        What it takes over. The base snapshot that it keeps is one in `target`.
-    source, target
-        The directory of the old subtasks' other files, and that of the new query.
-    states
-        The operator's states.
-    scratch
-        A directory for the length of the call.
-    has_same_clock
-        Whether timers follow the same time as they did.
-
-    Returns
-    -------
-    Handle or None
-        ``None`` if an old subtask has operator list, broadcast or raw state, which other
-        subtasks get too.
-
-    Raises
-    ------
-    CorruptFileError
-        If a file is missing or changed.
+    Returns ``None`` if an old subtask has operator list, broadcast or raw state, which other
+    subtasks get too. The base snapshot that `share` keeps lies in `target`. `scratch` is used only
+    during the call.
     """
     first = share.first
     groups = key_groups_of(first.subtask, first.parallelism, first.max_parallelism)

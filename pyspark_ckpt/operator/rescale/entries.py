@@ -48,17 +48,9 @@ _PLACE = struct.Struct(">II")
 class Moved:
     """An entry on its way to a new subtask.
 
-    Parameters
-    ----------
-    subtask
-        The new subtask; ``None`` if it depends on the key's new key group.
-    head, tail
-        The stored key before and after the key group, which is left out, if it depends on that;
-        else the whole stored key and nothing.
-    value
-        The entry.
-    key
-        The user's encoded key, if the key group is to be found anew.
+    `subtask` is ``None`` if the new subtask depends on the key's new key group. Then `head` and
+    `tail` are the stored key before and after the key group, which is left out, and `key` is the
+    user's encoded key. Else `head` is the whole stored key, and `tail` is empty.
     """
 
     subtask: int | None
@@ -71,16 +63,7 @@ class Moved:
 class Redistribution:
     """Moves the entries of one old subtask.
 
-    Parameters
-    ----------
-    handle
-        The old subtask's.
-    merged
-        The states that all new subtasks have.
-    parallelism, max_parallelism
-        The new ones.
-    gives_broadcast
-        Whether the broadcast state of this subtask is the one that all new ones get.
+    `gives_broadcast` says whether all new subtasks get the broadcast state of this subtask.
     """
 
     def __init__(
@@ -195,13 +178,7 @@ class Redistribution:
 
 
 def numbered(entries: Iterable[Entry], states: tuple[StateDescriptor, ...]) -> Iterator[Entry]:
-    """Number the chunks and streams of a new subtask's entries, given in the order of their keys.
-
-    Raises
-    ------
-    PlanError
-        If raw state has too many streams.
-    """
+    """Number the chunks and streams of a new subtask's entries, which come in key order."""
     for place, group in groupby(entries, key=_place_of):
         if place == RAW_STATE:
             yield from _numbered_streams(group)

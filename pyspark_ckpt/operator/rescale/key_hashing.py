@@ -30,13 +30,7 @@ _AS_LONGS: tuple[type[T.DataType], ...] = (
 
 
 class StoredKeyColumns:
-    """Columns of stored keys; on the driver, and on executors, to which it is shipped.
-
-    Parameters
-    ----------
-    key_schema
-        The schema of the key columns.
-    """
+    """Columns of stored keys; on the driver, and on executors, to which it is shipped."""
 
     def __init__(self, key_schema: T.StructType) -> None:
         self._fields = key_schema.fields

@@ -32,12 +32,7 @@ def key_group_of_timer(stored_key: bytes) -> int:
 class StateRange:
     """The part of an old subtask's state that belongs to some key groups.
 
-    Parameters
-    ----------
-    state
-        All entries of the old subtask in key order, without deletes.
-    groups
-        The key groups, one after the other.
+    `state` yields all entries of the old subtask in key order, without deletes.
     """
 
     def __init__(self, state: Generator[Changes, None, None], groups: range) -> None:
@@ -61,10 +56,7 @@ class StateRange:
     def timers(self) -> Iterator[Changes]:
         """Yield the timers of the key groups in the order of time; is called after :meth:`keyed`.
 
-        Raises
-        ------
-        StateOfNoKeyError
-            If there is state that belongs to no key.
+        StateOfNoKeyError is raised if there is state that belongs to no key.
         """
         while (part := self._held) is not None:
             if part.keys[-1] >= OPERATOR_STATE:
@@ -88,10 +80,7 @@ class StateRange:
 def in_key_order(ranges: Sequence[StateRange]) -> Iterator[Entry]:
     """Yield the entries of ranges whose key groups follow each other, in the order of their keys.
 
-    Raises
-    ------
-    StateOfNoKeyError
-        If there is state that belongs to no key.
+    StateOfNoKeyError is raised if there is state that belongs to no key.
     """
     for each in ranges:
         yield from _entries(each.keyed())

@@ -61,23 +61,7 @@ HANDLES_SCHEMA = "handle binary"
 
 @dataclass(frozen=True, slots=True)
 class Movement:
-    """The state that moves and its target; shipped to executors.
-
-    Parameters
-    ----------
-    handles
-        The handles of the old subtasks, encoded.
-    source_root
-        The directory that their files' paths start from.
-    operator
-        The new operator.
-    merged
-        The states that the new subtasks have.
-    broadcast_giver
-        The old subtask whose broadcast state they get.
-    has_same_clock
-        Whether timers follow the same time as they did.
-    """
+    """The state that moves and its target; shipped to executors."""
 
     handles: tuple[bytes, ...]
     source_root: str
@@ -90,12 +74,7 @@ class Movement:
 class ReadSubtask:
     """The function given to ``mapInArrow`` over the places of handles: yields moved entries.
 
-    Parameters
-    ----------
-    movement
-        What moves.
-    keys
-        The columns of keys whose key groups are to be found anew, ``None`` if they stay.
+    `keys` is ``None`` if the key groups of keys stay.
     """
 
     def __init__(self, movement: Movement, keys: StoredKeyColumns | None) -> None:
@@ -143,16 +122,7 @@ class ReadSubtask:
 class WriteSubtask:
     """The function given to ``mapInArrow`` over sorted entries: yields the new handles.
 
-    Parameters
-    ----------
-    movement
-        What moves.
-    query_id
-        The new query's.
-    checkpoints_directory
-        The new query's, with its own subdirectory.
-    epoch
-        The epoch that the new handles are of.
+    `checkpoints_directory` includes the subdirectory of the new query.
     """
 
     def __init__(
@@ -191,18 +161,7 @@ def write_subtask(
 ) -> Handle:
     """Write the state of a new subtask as a base snapshot, durably, and return its handle.
 
-    Parameters
-    ----------
-    storage
-        The new query's checkpoints directory.
-    first
-        The handle of the subtask without state.
-    states
-        The operator's states, merged.
-    entries
-        What has moved to the subtask, in the order of stored keys.
-    has_same_clock
-        Whether timers follow the same time as they did.
+    `entries` come in the order of stored keys. `first` is the handle of the subtask without state.
     """
     where = f"operator {first.uid!r}, subtask {first.subtask}"
     counted = _Counted(numbered(entries, states), where)

@@ -48,23 +48,7 @@ class UnifiedStates:
 
     It is made on the driver, which refuses what cannot be unified, and shipped to executors.
 
-    Parameters
-    ----------
-    uid
-        The operator.
-    handles
-        The handles of its subtasks.
-    wanted
-        The states that the processor asks for.
-    migrations
-        The user's, by the name of the wanted state; done while the state moves.
-
-    Raises
-    ------
-    IncompatibleStateError
-        If subtasks store a state in forms that cannot become one.
-    PlanError
-        If there are too many states.
+    `migrations` are given by the name of the wanted state, and are done while the state moves.
     """
 
     def __init__(

@@ -99,24 +99,9 @@ _ENCODED_AS_COLUMNS = (
 class InputColumns:
     """The columns of a keyed stream, on the driver and, after the shuffle, on the executor.
 
-    Parameters
-    ----------
-    schema
-        Schema of the user's DataFrame.
-    key_names
-        Its key columns, in the order given to ``key_by``.
-    time_zone
-        The session's time zone, which timestamps of rows and keys carry.
-    derived_keys
-        Key columns that the user's DataFrame does not have: from their names in the schema, where
-        they are the last, to the names that the user sees. Rows do not have them.
-
-    Raises
-    ------
-    NotBuiltYetError
-        If a column has a type that is not built yet; names column and type.
-    PlanError
-        If a key column has a type that cannot be a key; names column and type.
+    `key_names` are in the order given to ``key_by``. `derived_keys` are the key columns that the
+    user's DataFrame does not have: it maps their names in the schema, where they are the last, to
+    the names that the user sees. Rows do not have them.
     """
 
     def __init__(

@@ -29,15 +29,7 @@ _RADIX_BITS = 16
 
 
 def codes_of_numbers(values: np.ndarray[Any, Any], nulls: np.ndarray[Any, Any] | None) -> Codes:
-    """Return a number for each number of a column; all NaNs are one, and so are both zeros.
-
-    Parameters
-    ----------
-    values
-        Integers, floats or booleans.
-    nulls
-        The places of nulls; ``None`` if there are no nulls.
-    """
+    """Return a number for each number of a column; all NaNs are one, and so are both zeros."""
     if values.dtype.kind == "f":
         values = values + 0.0  # -0.0 becomes 0.0
     codes, uniques = pd.factorize(values, use_na_sentinel=False)
@@ -97,13 +89,7 @@ _FLOATS = (T.FloatType, T.DoubleType)
 
 
 def check_key(field: T.StructField) -> None:
-    """Check that a column can be a key; called on the driver.
-
-    Raises
-    ------
-    PlanError
-        If its type has a map or a variant, which Spark does not hash.
-    """
+    """Check that a column can be a key; called on the driver."""
     if holds(field.dataType, (T.MapType, T.VariantType)):
         raise PlanError(
             f"key column {field.name!r} is {field.dataType.simpleString()}: maps and variants "
@@ -112,13 +98,7 @@ def check_key(field: T.StructField) -> None:
 
 
 def check_new_key(field: T.StructField) -> None:
-    """Check that a column can be a key of a query, or of a savepoint from tables; on the driver.
-
-    Raises
-    ------
-    PlanError
-        As :func:`check_key`, or if texts that its collation takes for equal would be several keys.
-    """
+    """Check that a column can be a key of a query, or of a savepoint from tables; on the driver."""
     check_key(field)
     if _is_collated(field.dataType):
         raise PlanError(
@@ -154,17 +134,7 @@ def canonical_column(column: Column, data_type: T.DataType) -> Column:
 
 
 def canonical_sent(column: pa.Array, data_type: T.DataType, json_key: JsonKey | None) -> pa.Array:
-    """Return a key column as it travels with the same value for all that are one key.
-
-    Parameters
-    ----------
-    column
-        The column.
-    data_type
-        Its type in the user's stream.
-    json_key
-        What reads its values if it travels as JSON text.
-    """
+    """Return a key column as it travels with the same value for all that are one key."""
     if not holds(data_type, _FLOATS):
         return column
     if json_key is None:

@@ -22,13 +22,7 @@ def default_max_parallelism(parallelism: int) -> int:
 
 
 def check_max_parallelism(max_parallelism: int, parallelism: int) -> int:
-    """Return `max_parallelism` if it can serve `parallelism` subtasks.
-
-    Raises
-    ------
-    PlanError
-        If it is smaller than the parallelism or beyond Flink's bound.
-    """
+    """Return `max_parallelism` if it can serve `parallelism` subtasks."""
     if not parallelism <= max_parallelism <= MAX_MAX_PARALLELISM:
         raise PlanError(
             f"maxParallelism is {max_parallelism}: it must lie between the parallelism "

@@ -35,20 +35,7 @@ _LONGS: tuple[type[T.DataType], ...] = (
 
 
 class KeyPlaces:
-    """Finds the key groups and stored forms of keys, on any machine, without a Spark session.
-
-    Parameters
-    ----------
-    key_schema
-        The schema of the key columns.
-    max_parallelism
-        The number of key groups.
-
-    Raises
-    ------
-    PlanError, NotBuiltYetError
-        If a type cannot be a key's, or its hash is not built yet.
-    """
+    """Finds the key groups and stored forms of keys, on any machine, without a Spark session."""
 
     def __init__(self, key_schema: T.StructType, max_parallelism: int) -> None:
         self._fields = key_schema.fields
@@ -60,18 +47,7 @@ class KeyPlaces:
         self._encode = key_encoder()
 
     def place(self, key: Sequence[Any]) -> tuple[int, bytes]:
-        """Return the key group and the encoded key of a key.
-
-        Parameters
-        ----------
-        key
-            A value per key column, as a processor gets it.
-
-        Raises
-        ------
-        StateValueError
-            If it does not fit the key columns.
-        """
+        """Return the key group and the encoded key of a key."""
         if len(key) != len(self._fields):
             names = ", ".join(field.name for field in self._fields)
             raise StateValueError(

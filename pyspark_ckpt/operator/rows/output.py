@@ -55,22 +55,9 @@ _TIMES: dict[type[T.DataType], tuple[T.DataType, Callable[[Column], Column]]] = 
 class OutputRows:
     """The output schema of an operator, in the plan and on the executor.
 
-    Parameters
-    ----------
-    schema
-        The user's ``outputStructType``.
-    uid
-        The operator, for errors.
-    coerces_integers
-        Whether pandas integers may become decimals that have no room for all of their kind, as
-        ``spark.sql.execution.pythonUDF.pandas.intToDecimalCoercionEnabled`` says.
-    time_zone
-        The session's time zone, in which frames have their times; by default the process's own.
-
-    Raises
-    ------
-    NotBuiltYetError
-        If a column has a type that is not built yet; names column and type.
+    Frames have their times in `time_zone`, by default in the zone of the process. With
+    `coerces_integers`, pandas integers may become decimals that do not have room for all integers
+    of their kind.
     """
 
     def __init__(
@@ -103,12 +90,7 @@ class OutputRows:
     def columns(self, event_time: str, delay_ms: int) -> list[Column]:
         """Return the expressions that give the user's columns back.
 
-        Parameters
-        ----------
-        event_time
-            The column that Spark shall take for event time from here on; empty for none.
-        delay_ms
-            The delay of its watermark, in milliseconds.
+        `event_time` is empty if Spark shall take no column for event time from here on.
         """
         emitted = emitted_event_time(delay_ms)
         return [
@@ -128,13 +110,7 @@ class OutputRows:
         return pa.RecordBatch.from_arrays(columns, schema=self.arrow_schema)
 
     def batch(self, rows: Sequence[Any]) -> pa.RecordBatch:
-        """Return rows as a batch in the sent schema.
-
-        Raises
-        ------
-        StateValueError
-            If a row does not fit the output schema; names the column, the value and the row.
-        """
+        """Return rows as a batch in the sent schema."""
         width = len(self.schema.fields)
         # Row by row only where something is wrong: most rows of an epoch go through here.
         if not all(issubclass(kind, tuple) for kind in set(map(type, rows))):
@@ -163,13 +139,7 @@ class OutputRows:
         return f"operator {self._uid!r}"
 
     def column(self, field: T.StructField, values: Sequence[Any]) -> pa.Array:
-        """Return Python values of one output column in its sent type.
-
-        Raises
-        ------
-        StateValueError
-            If one does not fit the column's type.
-        """
+        """Return Python values of one output column in its sent type."""
         return self._made_by(_column, field, values)
 
     def nested_column(self, field: T.StructField, values: Sequence[Any]) -> pa.Array:
@@ -195,13 +165,7 @@ class OutputRows:
         field: T.StructField,
         values: np.ndarray[Any, Any],
     ) -> pa.Array:
-        """Return the numbers of one output column in its sent type; NaN is null, as in pandas.
-
-        Raises
-        ------
-        StateValueError
-            If one does not fit the column's type.
-        """
+        """Return the numbers of one output column in its sent type; NaN is null, as in pandas."""
         arrow_type = _ARROW[type(field.dataType)]
         try:
             return _numbers(values, arrow_type)
@@ -217,11 +181,6 @@ class OutputRows:
 
         Named rows are matched by name as in PySpark: what is missing is null, what is too much is
         left out.
-
-        Raises
-        ------
-        StateValueError
-            If a name is unknown and another one is missing, which is a misspelt name.
         """
         fields = getattr(row, "__fields__", None) if isinstance(row, Row) else None
         if fields is None or fields == self.schema.names:
@@ -273,22 +232,7 @@ class OutputRows:
         return self._misfit(f"{what}value {shown(value)} is not ({reason})", row)
 
     def check_room(self, field: T.StructField, digits: int, value: object) -> None:
-        """Refuse pandas integers for a decimal without room for all of them, as PySpark does.
-
-        Parameters
-        ----------
-        field
-            The output column, a decimal.
-        digits
-            How many digits integers of their kind can have.
-        value
-            One of them, for the error.
-
-        Raises
-        ------
-        StateValueError
-            If the decimal has less room, and the session did not ask to coerce integers.
-        """
+        """Refuse pandas integers for a decimal without room for all of them, as PySpark does."""
         data_type = field.dataType
         assert isinstance(data_type, T.DecimalType)
         if self.coerces_integers or data_type.precision - data_type.scale >= digits:

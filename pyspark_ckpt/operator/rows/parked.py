@@ -40,11 +40,6 @@ class ParkedRows:
 
     Columns of nested types are kept as the JSON text in which they travel, columns with variants as
     bytes, all other columns in their own type.
-
-    Parameters
-    ----------
-    columns
-        How the rows travel.
     """
 
     def __init__(self, columns: InputColumns) -> None:

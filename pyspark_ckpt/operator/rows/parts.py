@@ -26,14 +26,8 @@ _MOST_FILES = 64
 class InputParts:
     """Splits an epoch's sent rows into parts.
 
-    Parameters
-    ----------
-    key_groups
-        The key groups of the subtask.
-    limit_bytes
-        The memory that the rows of a part may take; the rows of one key group stay together.
-    directory
-        The directory for spilled rows; by default the system's temporary directory.
+    The rows of a part may take `limit_bytes` of memory, but the rows of one key group stay
+    together.
     """
 
     def __init__(

@@ -32,10 +32,7 @@ _SHARED = (KEY_GROUP, TOKEN)
 class SideRows:
     """The rows of one side.
 
-    Parameters
-    ----------
-    name
-        A short name that no other side has. The names of the side's columns begin with it.
+    `name` is unique among the sides, and the names of the side's columns begin with it.
     """
 
     name: str
@@ -54,13 +51,7 @@ class SideRows:
         return name.removeprefix(self._prefix)
 
     def union(self, keyed: DataFrame, side: DataFrame) -> DataFrame:
-        """Return both as one DataFrame. Driver only.
-
-        Parameters
-        ----------
-        keyed, side
-            The rows; both have a key group and a token.
-        """
+        """Return both as one DataFrame. Driver only."""
         renamed = side.select(
             *_SHARED,
             *[
@@ -113,22 +104,7 @@ def filler_of(field: T.StructField) -> bool | int | None:
 def read_divided(
     batches: Iterable[pa.RecordBatch], sides: Sequence[SideRows], parts: InputParts
 ) -> tuple[Iterator[SentRows], dict[str, SentRows]]:
-    """Read all of an epoch's input.
-
-    Parameters
-    ----------
-    batches
-        The input as Spark hands it over.
-    sides
-        The sides that the plan put into it.
-    parts
-        Divides the keyed rows into parts that fit into memory.
-
-    Returns
-    -------
-    tuple
-        The keyed rows in parts, and the rows of each side by the side's name.
-    """
+    """Read all of an epoch's input."""
     found: dict[str, SentRows] = {side.name: [] for side in sides}
 
     def keyed() -> Iterator[pa.RecordBatch]:
@@ -148,14 +124,8 @@ def read_divided(
 class EpochInput:
     """The rows of an epoch after all of its input was read.
 
-    Parameters
-    ----------
-    parts
-        The keyed rows, in parts that fit into memory. The consumer empties the lists.
-    broadcast
-        The broadcast rows as the processor gets them; ``None`` if the epoch has none.
-    initial
-        The rows of the initial state as they were sent.
+    The consumer empties the lists of `parts`. `broadcast` is ``None`` if the epoch has no broadcast
+    rows.
     """
 
     parts: Iterable[SentRows] = ()
@@ -164,15 +134,7 @@ class EpochInput:
 
 
 class BroadcastRows:
-    """The broadcast side of an operator's input: each row goes to every subtask.
-
-    Parameters
-    ----------
-    columns
-        How the broadcast stream's columns travel.
-    form
-        What the processor gets.
-    """
+    """The broadcast side of an operator's input: each row goes to every subtask."""
 
     def __init__(self, columns: InputColumns, form: RowForm) -> None:
         self.columns = columns
@@ -199,15 +161,7 @@ class BroadcastRows:
 
 
 class InitialRows:
-    """The initial state of an operator: given to ``handleInitialState`` before any other row.
-
-    Parameters
-    ----------
-    columns
-        How the columns of the initial state travel.
-    mode
-        How the processor receives the rows.
-    """
+    """The initial state of an operator: given to ``handleInitialState`` before any other row."""
 
     def __init__(self, columns: InputColumns, mode: InputMode) -> None:
         self.columns = columns

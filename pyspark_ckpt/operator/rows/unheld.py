@@ -19,17 +19,7 @@ from pyspark_ckpt.operator.values.transport import ValueNotHeldError
 
 @dataclass(frozen=True, slots=True)
 class UnheldKey:
-    """A key with a row that cannot be shown to the processor.
-
-    Parameters
-    ----------
-    stored
-        The key as it is stored.
-    sent
-        All of its rows as they were sent.
-    error
-        What names the column and the value.
-    """
+    """A key with a row that cannot be shown to the processor."""
 
     stored: StoredKey
     sent: Any
@@ -39,17 +29,8 @@ class UnheldKey:
 def divided(mode: InputMode, batches: list[Any]) -> tuple[list[UnheldKey], list[Any]]:
     """Return the keys of a part that the processor cannot get, and the rows of all other keys.
 
-    Parameters
-    ----------
-    mode
-        How the processor receives its rows.
-    batches
-        The rows as they were sent; they stay as they are.
-
-    Raises
-    ------
-    ValueNotHeldError
-        If a key itself is such a value: nothing could be shown of it, and nothing released.
+    `batches` is not changed. ValueNotHeldError is raised if a key itself is such a value, because
+    nothing of it could be shown or released.
     """
     keyed = keyed_rows(mode.columns, batches)
     found = dict(_unheld(mode, keyed, 0, len(keyed.stored)))

@@ -37,18 +37,7 @@ def make_segment(
     The changes go into the handle if all its inline segments stay below the threshold. Otherwise
     they go into a file, which is durable on return. Without changes there is no segment.
 
-    Parameters
-    ----------
-    storage
-        The query's checkpoints directory.
-    handle
-        The handle that the epoch started from.
-    changes
-        In key order, in frames; read once, and never all in memory.
-    epoch
-        The epoch that ends.
-    inline_threshold_bytes
-        Bytes that inline segments of a handle may take together.
+    `changes` come in key order, in frames; they are read once, and are never all in memory.
     """
     remaining = iter(changes)
     first_changes = next(remaining, None)
@@ -83,21 +72,8 @@ def end_epoch(
 
     Called by a task on an executor, after the processor has run and its output was yielded.
 
-    Parameters
-    ----------
-    storage
-        The query's checkpoints directory, opened for this epoch.
-    handle
-        The handle that the epoch started from.
-    states
-        The states that the processor worked with; not used again.
-    epoch
-        The epoch that ends.
-    inline_threshold_bytes
-        Bytes that inline segments of a handle may take together.
-    metrics
-        The counts up to the barrier; the new handle has them with the counts of the barrier.
-        Without them the state is not counted.
+    `storage` is opened for this epoch, and `states` must not be used again. The new handle has the
+    counts of `metrics` and those of the barrier. Without `metrics` the state is not counted.
     """
     began = time.monotonic()
     swept = sweep(states.table, states.descriptors, states.aging, handle.sweep_from)

@@ -20,19 +20,7 @@ from pyspark_ckpt.operator.table.part_keys import StoredKey
 
 
 class EpochOutput:
-    """The output of an epoch.
-
-    Parameters
-    ----------
-    buffer
-        Holds what has not left yet.
-    laps
-        The time of each phase.
-    described
-        Returns the text about a method and a key, for errors about what a call yielded.
-
-    `origins` has the calls that the rows of the buffer come from.
-    """
+    """The output of an epoch."""
 
     def __init__(
         self, buffer: Output, laps: Laps, described: Callable[[str, Key | None], str]
@@ -52,17 +40,8 @@ class EpochOutput:
     ) -> list[int]:
         """Begin the calls of a method with an empty buffer.
 
-        Parameters
-        ----------
-        step
-            The method.
-        keys, stored
-            Those that it is called for, or will be, and their stored form.
-
-        Returns
-        -------
-        list of int
-            The caller appends the number of rows in the buffer after each call for a key.
+        After each call for a key, the caller appends the number of rows in the buffer to the
+        returned list. `stored` has the stored form of `keys`.
         """
         return self.origins.begin(step, keys, stored)
 

@@ -52,25 +52,9 @@ WRITES_SHARE = 4
 class OperatorFunction:
     """An operator on the executor.
 
-    Parameters
-    ----------
-    processor
-        The user's processor; Spark ships a fresh copy to every task.
-    descriptor, columns, mode
-        The operator as the query was built, and how its processor receives rows.
-    schemas
-        The DDL schemas that the processor's ``init`` uses, parsed.
-    migrations
-        The migrations of stored states to new schemas or names, by state.
-    broadcast, initial
-        The other sides of the input, if there are any.
-    sources
-        The text of the user's code where executors have no file of it.
-    wake
-        The rows that have every subtask called in some epochs, for an operator with an initial
-        state or a quarantine.
-    keeping
-        How rows of parked keys are kept, if the operator has a quarantine.
+    Spark ships a fresh copy of `processor` to every task. `schemas` has the DDL schemas that
+    ``init`` uses, already parsed. `sources` is the text of the user's code of which executors have
+    no file.
     """
 
     processor: StatefulProcessor
@@ -99,17 +83,7 @@ class OperatorFunction:
         releases: Releases = NO_RELEASES,
         limits: QuarantineLimits = QuarantineLimits(),  # noqa: B008  # immutable
     ) -> EpochProcessing:
-        """Return what runs the processor over an epoch that starts from a handle.
-
-        Parameters
-        ----------
-        handle, table, clock, epoch
-            What the epoch starts from, and where its writes go.
-        releases
-            The parked keys that the epoch releases.
-        limits
-            How much is kept of parked keys.
-        """
+        """Return what runs the processor over an epoch that starts from a handle."""
         where = f"operator {handle.uid!r}, subtask {handle.subtask}"
         states = ProcessorHandle(table, clock, where, handle.states, self.schemas, self.migrations)
         return EpochProcessing(
@@ -162,18 +136,8 @@ class OperatorFunction:
     ) -> EpochInput:
         """Read all input of an epoch of a query; its initial state was made before.
 
-        Parameters
-        ----------
-        batches
-            The input as Spark hands it over.
-        subtask
-            The subtask.
-        memory_limit_bytes
-            The memory that the subtask may take; the rows get a share of it.
-        scratch
-            A directory for rows that do not fit into the share.
-        seen
-            Sees the rows too.
+        The rows get a share of `memory_limit_bytes`, and `scratch` takes the rows that do not fit
+        into the share.
         """
         sides = [] if self.wake is None else [self.wake.side]
         return self._read(batches, sides, self._parts(subtask, memory_limit_bytes, scratch), seen)
@@ -185,13 +149,7 @@ class OperatorFunction:
         memory_limit_bytes: int,
         scratch: Path,
     ) -> EpochInput:
-        """Read all input of a run without a query, which begins with the initial state.
-
-        Parameters
-        ----------
-        batches, subtask, memory_limit_bytes, scratch
-            As in :meth:`read_stream`.
-        """
+        """Read all input of a run without a query, which begins with the initial state."""
         sides = [] if self.initial is None else [self.initial.side]
         return self._read(batches, sides, self._parts(subtask, memory_limit_bytes, scratch))
 
@@ -202,13 +160,7 @@ class OperatorFunction:
         memory_limit_bytes: int,
         scratch: Path,
     ) -> Iterator[SentRows]:
-        """Return an initial state that comes alone, in parts that fit into memory.
-
-        Parameters
-        ----------
-        batches, subtask, memory_limit_bytes, scratch
-            As in :meth:`read_stream`.
-        """
+        """Return an initial state that comes alone, in parts that fit into memory."""
         return self._parts(subtask, memory_limit_bytes, scratch).split(batches)
 
     def text_not_held(self, sent_name: str, data: bytes) -> ValueNotHeldError:

@@ -66,15 +66,7 @@ def used_memory_bytes() -> int:
 
 
 class SeldomCollection:
-    """Collects the garbage of a process at the end of some of its tasks.
-
-    Parameters
-    ----------
-    now_s
-        A clock that never goes back.
-    memory_bytes
-        Returns the memory that the process holds.
-    """
+    """Collects the garbage of a process at the end of some of its tasks."""
 
     def __init__(
         self,
@@ -107,13 +99,7 @@ _of_this_process: list[SeldomCollection] = []
 def leaves_no_garbage(
     function: Callable[Arguments, Iterator[Item]],
 ) -> Callable[Arguments, Iterator[Item]]:
-    """Return a generator function after which PySpark's daemon finds nothing to walk.
-
-    Parameters
-    ----------
-    function
-        What a task of a query does.
-    """
+    """Return a generator function after which PySpark's daemon finds nothing to walk."""
 
     @wraps(function)
     def followed(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Iterator[Item]:

@@ -26,13 +26,7 @@ _KEPT_SHARE = 31 / 32
 
 
 class KeyTimes:
-    """The time of the keys of an epoch, as far as samples found them.
-
-    Parameters
-    ----------
-    key
-        Returns the key under way, ``None`` if there is none.
-    """
+    """The time of the keys of an epoch, as far as samples found them."""
 
     def __init__(self, key: Callable[[], tuple[Any, ...] | None]) -> None:
         self._key = key
@@ -52,13 +46,7 @@ class KeyTimes:
             self._took_ns[text] = self._took_ns.get(text, 0) + took_ns
 
     def after(self, before: SlowKeys | msgspec.UnsetType) -> SlowKeys | msgspec.UnsetType:
-        """Return the slowest keys of this epoch and the epochs before; unset without samples.
-
-        Parameters
-        ----------
-        before
-            The slowest keys of the epochs before.
-        """
+        """Return the slowest keys of this epoch and the epochs before; unset without samples."""
         found = list(self._took_ns.items())
         if not found and before is msgspec.UNSET:
             return before

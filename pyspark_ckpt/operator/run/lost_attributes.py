@@ -25,10 +25,7 @@ class LostAttributes:
 
     Made before ``init`` of the epoch's copy of the processor.
 
-    Parameters
-    ----------
-    processor
-        The copy. One with ``snapshotState`` keeps its attributes itself.
+    A processor with ``snapshotState`` keeps its attributes itself.
     """
 
     def __init__(self, processor: Any) -> None:

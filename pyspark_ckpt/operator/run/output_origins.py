@@ -38,19 +38,7 @@ class OutputOrigins:
     ) -> list[int]:
         """Begin with an empty buffer.
 
-        Parameters
-        ----------
-        step
-            The method that is called from here on.
-        keys
-            Those that it is called for, or will be.
-        stored
-            The same keys in their stored form.
-
-        Returns
-        -------
-        list of int
-            `ends`, for the caller to append to.
+        The result is `ends`, to which the caller appends. `stored` has the stored form of `keys`.
         """
         self.step, self._keys, self._stored = step, keys, stored
         self._first = 0

@@ -64,33 +64,10 @@ DecodeKey = Callable[[bytes], tuple[Any, ...]]
 class EpochProcessing:
     """Runs a processor over one epoch of one subtask.
 
-    Parameters
-    ----------
-    processor
-        The user's processor, a fresh copy.
-    table, states
-        The epoch's state, and the handle that ``init`` gets.
-    clock
-        The epoch's times.
-    mode
-        How the processor receives its rows.
-    decode_key
-        From a stored key's bytes to the key that the processor sees.
-    where
-        Operator, subtask and epoch, for errors.
-    initial_mode
-        How the processor receives the rows of an initial state, if the operator has one.
-    sources
-        The text of the processor's code where executors have no file of it.
-    quarantine
-        Opens the quarantine after ``init``; ``None`` if the operator never had one.
-
-    If `completed_checkpoint_id` is set before :meth:`run`, the processor is notified of it. `rows`,
-    `keys` and `timers_fired` count what was processed, and `laps` has the time of each phase. The
-    next epoch does not have the `lost_attributes` of the processor. `quarantine` is there after
-    ``init`` if there is one, and calls `on_parking` if that was set before. `output` has what has
-    not left yet, and the calls that it comes from, `part_under_way` the rows that the processor
-    works on, and `timers_under_way` the stored keys of a call for several timers.
+    If `completed_checkpoint_id` is set before :meth:`run`, the processor is notified of it.
+    `quarantine` is opened after ``init`` and calls `on_parking` if that was set before; it is
+    ``None`` if the operator never had one. `part_under_way` has the rows that the processor works
+    on, and `timers_under_way` the stored keys of a call for several timers.
     """
 
     def __init__(
@@ -140,17 +117,7 @@ class EpochProcessing:
     def run(self, read: Callable[[], EpochInput], epoch: int) -> Iterator[pa.RecordBatch]:
         """Process an epoch; yield its output in batches.
 
-        Parameters
-        ----------
-        read
-            Reads all of the epoch's input and returns it; called once, after ``init``.
-        epoch
-            The number of the epoch.
-
-        Raises
-        ------
-        ProcessorError
-            If the processor raises; names the step and the key.
+        `read` reads all of the epoch's input; it is called once, after ``init``.
         """
         with self._named_errors():
             self._begin()
@@ -169,18 +136,7 @@ class EpochProcessing:
             self.laps.begin(Phase.READ)
 
     def run_initial_state(self, parts: Iterable[SentRows]) -> None:
-        """Give the processor an initial state and nothing else.
-
-        Parameters
-        ----------
-        parts
-            The rows of the initial state.
-
-        Raises
-        ------
-        ProcessorError
-            If the processor raises; names the step and the key.
-        """
+        """Give the processor an initial state and nothing else."""
         with self._named_errors():
             self._begin()
             for batches in parts:

@@ -49,15 +49,7 @@ def _entries_in(counts: StateCounts) -> int:
 
 
 class StateCounting:
-    """Counts the state that an epoch leaves; made before its changes are read.
-
-    Parameters
-    ----------
-    table
-        The epoch's state.
-    handle
-        The handle that the epoch started from.
-    """
+    """Counts the state that an epoch leaves; made before its changes are read."""
 
     def __init__(self, table: StateTable, handle: Handle) -> None:
         began = time.monotonic_ns()
@@ -80,12 +72,7 @@ class StateCounting:
     def counts(self, states: Sequence[StateDescriptor], epoch: int, now_ms: int) -> StateCounts:
         """Return what was counted, when all changes have been read.
 
-        Parameters
-        ----------
-        states
-            The states by their ids.
-        epoch, now_ms
-            The epoch that ends, and its processing time.
+        It is called after all changes have been read. `states` are in the order of their ids.
         """
         began = time.monotonic_ns()
         sizes, timers, rows = self._sizes, 0, []

@@ -87,13 +87,6 @@ def checkpoint_to_notify(processor: Any, storage: WorkerStorage) -> int | None:
 
     Called by a task at the start of an epoch; lists the checkpoints directory once, and only for a
     processor with ``notifyCheckpointComplete``.
-
-    Parameters
-    ----------
-    processor
-        The user's processor.
-    storage
-        The query's checkpoints directory.
     """
     if not hasattr(processor, "notifyCheckpointComplete"):
         return None
@@ -142,15 +135,6 @@ class SubtaskFunction:
 
     In a task Spark's worker hands its rows over as Arrow, or, if that cannot be had, calls this
     object with frames.
-
-    Parameters
-    ----------
-    function
-        The operator.
-    sent_schema
-        The schema of the rows as Spark sends them, with those of all sides.
-    output_schema
-        The schema of the rows that leave.
     """
 
     def __init__(
@@ -413,13 +397,7 @@ def set_timeout(state: GroupState, handle: Handle, processing_time_ms: int) -> N
 
 
 def _checkpoints_storage(runtime: Runtime, where: str) -> Storage:
-    """Return the storage of all queries' checkpoints, which the driver has opened before.
-
-    Raises
-    ------
-    ConfigurationError
-        If this executor lacks the library of the storage.
-    """
+    """Return the storage of all queries' checkpoints, which the driver has opened before."""
     try:
         return open_storage(runtime.checkpoints_directory)
     except ConfigurationError as exc:

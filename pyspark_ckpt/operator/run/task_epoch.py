@@ -29,25 +29,9 @@ def epoch_of_task(
     may come from any thread, which may have inherited the setting of an earlier epoch. So the
     library announces the epoch around each call of the function, and the actions carry that.
 
-    Parameters
-    ----------
-    local_property
-        Returns a local property of the task.
-    runtime
-        What the query was started with.
-    timestamp_ms
-        The batch timestamp in the plan that the task runs; ``None`` if the task has no row, which
-        would say it.
-    where
-        The operator and its subtask, for errors.
-
-    Raises
-    ------
-    UnknownEpochError
-        If the epoch is not set, or is not the epoch of this plan.
-    FencedError
-        If the run is to drain the query, and this is not the epoch that does: another driver has
-        committed that one, and Spark began the next, with new input.
+    `timestamp_ms` is ``None`` if the task has no row. UnknownEpochError means that the epoch is not
+    set, or is not the epoch of this plan. FencedError means that another driver has committed the
+    epoch that drains the query, and Spark began the next one with new input.
     """
     where = f"query {runtime.query_id}, {where}"
     number = _epoch(local_property, runtime, timestamp_ms, where)

@@ -29,10 +29,7 @@ _MAX_FUNCTIONS = 1_000
 class UserSources:
     """Source lines by file name, compressed until an error asks for them.
 
-    Parameters
-    ----------
-    compressed
-        A JSON object, deflated; empty if nothing travels by value.
+    `compressed` is a deflated JSON object, and is empty if nothing travels by value.
     """
 
     compressed: bytes = b""
@@ -41,10 +38,7 @@ class UserSources:
     def of(cls, *roots: Any) -> UserSources:
         """Return the sources of the by-value code that some objects use; called on the driver.
 
-        Parameters
-        ----------
-        roots
-            Processors and functions. What they reach by class, global name or closure is included.
+        What `roots` reach by class, global name or closure is included.
         """
         texts: dict[str, str] = {}
         size = 0

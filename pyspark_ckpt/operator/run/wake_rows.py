@@ -41,17 +41,7 @@ class _Epochs:
 
 
 class WakeRows:
-    """The rows that wake subtasks, beside the rows of an operator.
-
-    Parameters
-    ----------
-    uid
-        The operator.
-    has_initial_state
-        Whether epoch 0 wakes the subtasks.
-    releases
-        Whether epochs that release keys of the operator wake the subtasks.
-    """
+    """The rows that wake subtasks, beside the rows of an operator."""
 
     def __init__(self, uid: str, *, has_initial_state: bool, releases: bool) -> None:
         self._uid = uid
@@ -59,17 +49,7 @@ class WakeRows:
         self.side = SideRows("wake")
 
     def plan(self, keyed: DataFrame, row: DataFrame, tokens: Sequence[int]) -> DataFrame:
-        """Return the keyed rows and, in some epochs, a row for each token. Driver only.
-
-        Parameters
-        ----------
-        keyed
-            The rows, with key group and token.
-        row
-            One row in each epoch.
-        tokens
-            Those of all subtasks.
-        """
+        """Return the keyed rows and, in some epochs, a row for each token. Driver only."""
         schema = keyed.select(KEY_GROUP, TOKEN).schema
         # Spark replaces the time by the epoch's time, as in the plan of the operator.
         timed = row.select(F.unix_millis(F.current_timestamp()).alias(_TIMESTAMP_MS))
@@ -81,13 +61,6 @@ class WakeRows:
         """Return the keyed rows and, in some epochs, a row for each token and task. Driver only.
 
         For Spark Connect, which has no row that comes in each epoch. All rows pass through Python.
-
-        Parameters
-        ----------
-        keyed
-            The rows, with key group and token.
-        tokens
-            Those of all subtasks.
         """
         marked = keyed.select("*", F.expr("false").alias(self.side.flag))
         schema = T.StructType([_nullable(field) for field in marked.schema])

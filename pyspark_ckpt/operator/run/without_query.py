@@ -35,15 +35,7 @@ _NO_QUERY = ""
 
 
 class BatchFunction:
-    """The function given to ``mapInArrow``; called once per subtask.
-
-    Parameters
-    ----------
-    function
-        The operator.
-    memory_limit_bytes
-        How much memory a subtask may use for rows and writes.
-    """
+    """The function given to ``mapInArrow``; called once per subtask."""
 
     def __init__(self, function: OperatorFunction, memory_limit_bytes: int) -> None:
         self._function = function
@@ -80,17 +72,7 @@ _NOTHING_INLINE = 0
 
 
 class InitialStateFunction:
-    """The function given to ``mapInArrow`` over the rows of an initial state.
-
-    Parameters
-    ----------
-    function
-        The operator.
-    runtime
-        The settings of the query that is about to start.
-    now_ms
-        The processing time that the processor sees.
-    """
+    """The function given to ``mapInArrow`` over the rows of an initial state."""
 
     def __init__(self, function: OperatorFunction, runtime: Runtime, now_ms: int) -> None:
         self._function = function

@@ -92,19 +92,7 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Evolution:
-    """The outcome of :func:`compare`.
-
-    Parameters
-    ----------
-    changes
-        All changes in words, each with the path of its field: ``a.element.b``.
-    refused
-        The changes that need a migration.
-    removed
-        The paths of the fields that stored values have and drop.
-    advice
-        What to do if fields that seem to be removed and added are fields that were renamed.
-    """
+    """The outcome of :func:`compare`."""
 
     changes: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
@@ -126,15 +114,8 @@ def compare(
 
     Metadata of fields is ignored.
 
-    Parameters
-    ----------
-    stored
-        The newest schema that is stored.
-    wanted
-        The schema that the processor asks for.
-    earlier
-        The schemas before the newest one, which entries may still have; only for what the changes
-        say.
+    `earlier` has the schemas before the newest stored one, which entries may still have; it affects
+    only the text of the changes.
     """
     comparison = _Comparison()
     comparison.types(stored, wanted, "", earlier)
@@ -153,21 +134,9 @@ def converter(*history: T.StructType) -> Callable[[Value], Value] | None:
     structs become Rows. A field that a schema in between lacks is there again if the last schema
     has it. It is null if it has another type by then, which does not hold the stored values.
 
-    Parameters
-    ----------
-    *history
-        The stored schema, those that followed it, and the wanted one.
-
-    Returns
-    -------
-    callable or None
-        ``None`` if tuples need no conversion.
-
-    Raises
-    ------
-    IncompatibleStateError
-        If a schema is incompatible with the one before. The function itself raises StateValueError
-        for a decimal that does not fit its own stored schema.
+    `history` begins with the stored schema and ends with the wanted one. Returns ``None`` if tuples
+    need no conversion. The returned function raises StateValueError for a decimal that does not fit
+    its stored schema.
     """
     for stored, wanted in pairwise(history):
         evolution = compare(stored, wanted)

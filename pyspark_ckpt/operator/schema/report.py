@@ -58,13 +58,7 @@ class EvolutionReport:
         return tuple(row for row in self.verdicts if row.verdict is Outcome.REFUSED)
 
     def check(self) -> None:
-        """Raise if anything is refused.
-
-        Raises
-        ------
-        IncompatibleStateError
-            If a state or the key is refused; the message has the report.
-        """
+        """Raise if anything is refused."""
         if self.refused:
             names = ", ".join(dict.fromkeys(repr(row.state) for row in self.refused))
             raise IncompatibleStateError(
@@ -91,13 +85,6 @@ def check(
     """Check that a query can start with an operator's stored state; on the driver.
 
     The parameters are those of :func:`compare_operator`.
-
-    Raises
-    ------
-    IncompatibleStateError
-        If a state or the key is refused; the message has the report.
-    PlanError
-        If a migration does not fit what the processor asks for.
     """
     report = compare_operator(uid, stored, wanted, migrations)
     report.check()
@@ -112,22 +99,9 @@ def compare_operator(
 ) -> EvolutionReport:
     """Compare what is stored of an operator with what its processor asks for; on the driver.
 
-    Parameters
-    ----------
-    uid
-        The operator.
-    stored
-        The schemas of the subtasks' handles, each different one once; empty if nothing is stored. A
-        subtask that got no rows after an evolution still has the older schemas.
-    wanted
-        What the processor asks for.
-    migrations
-        By the name of the wanted state.
-
-    Raises
-    ------
-    PlanError
-        If a migration does not fit what the processor asks for.
+    `stored` has each different schema of the subtasks' handles once, and is empty if nothing is
+    stored. A subtask that got no rows after an evolution still has the older schemas. `migrations`
+    are given by the name of the wanted state.
     """
     check_migrations(uid, wanted.states, migrations)
     if not stored:
@@ -147,14 +121,7 @@ def compare_operator(
 def check_migrations(
     uid: str, wanted: Collection[StateSchema], migrations: Mapping[str, Migration]
 ) -> None:
-    """Check that migrations fit the states that a processor asks for; on the driver.
-
-    Raises
-    ------
-    PlanError
-        If a migration is for an unknown state, has ``key=`` for a state without map keys, or
-        renames from a name that the processor asks for or that another migration renames from.
-    """
+    """Check that migrations fit the states that a processor asks for; on the driver."""
     states = {state.name: state for state in wanted}
     sources: dict[str, str] = {}
     for name, migration in migrations.items():

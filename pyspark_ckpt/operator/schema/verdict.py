@@ -15,21 +15,9 @@ from pyspark_ckpt.operator.schema.evolution import Evolution, Verdict, compare, 
 class StateSchema:
     """A state as it is stored, or as a processor wants it.
 
-    Parameters
-    ----------
-    name
-        The name of the state.
-    kind
-        ``value``, ``list``, ``map``, ``reducing``, ``aggregating``, ``operator-list`` or
-        ``broadcast``.
-    value_schema
-        The schema of values, elements or accumulators.
-    map_key_schema
-        The schema of the keys of a map or broadcast state.
-    ttl
-        The time to live in words, ``None`` if the state does not expire.
-    earlier
-        The schemas of values before the stored one, oldest first.
+    `kind` is ``value``, ``list``, ``map``, ``reducing``, ``aggregating``, ``operator-list`` or
+    ``broadcast``. `ttl` is a text, and ``None`` if the state does not expire. `earlier` has the
+    schemas of values before the stored one, oldest first.
     """
 
     name: str
@@ -55,22 +43,8 @@ class Outcome(Enum):
 class StateVerdict:
     """The verdict on one state: a row of the report.
 
-    Parameters
-    ----------
-    state
-        The name of the state.
-    stored, wanted
-        The state as it is stored and as the processor asks for it, in words.
-    verdict
-        What happens to the state.
-    changes
-        What changes, one short text each; empty if the state stays as it is or is refused.
-    refusal
-        Why the state is refused and what to do, ``None`` if it is not refused.
-    removed_fields
-        The paths of the fields that stored values drop, unless the state is refused.
-    advice
-        What to do if a field was renamed, unless the state is refused.
+    `changes` is empty if the state stays as it is or is refused. `refusal` is ``None`` if the state
+    is not refused. `removed_fields` and `advice` are given only for a state that is not refused.
     """
 
     state: str

@@ -24,17 +24,7 @@ _READS = ("get", "getMany", "iterator", "keys", "values")
 
 
 def withdraw(state: object, kind: StateKind, name: str, where: str) -> None:
-    """Make every later use of a state raise ``StateUseError``.
-
-    Parameters
-    ----------
-    state, kind
-        What the handle gave out, and of which kind it is.
-    name
-        The state's name.
-    where
-        The operator and subtask, for errors.
-    """
+    """Make every later use of a state raise ``StateUseError``."""
     word = "map" if kind.has_map_key else "value"
     for method in dir(state):
         if not method.startswith("_"):

@@ -24,17 +24,7 @@ _NO_LISTS = (str, bytes, bytearray, memoryview, Set, Mapping)
 
 
 class KeyTimers:
-    """The methods of a processor's handle that are about timers.
-
-    Parameters
-    ----------
-    table : StateTable
-        The epoch's view of the state.
-    clock : EpochClock
-        The epoch's times.
-    where : str
-        The operator and subtask, for errors.
-    """
+    """The methods of a processor's handle that are about timers."""
 
     def __init__(self, table: StateTable, clock: EpochClock, where: str) -> None:
         self.timers = Timers(table, clock, where)

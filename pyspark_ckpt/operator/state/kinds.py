@@ -113,10 +113,7 @@ class StateKind(Enum):
     def content_of(self, state: Any) -> Any:
         """Return all that a state of this kind holds for the current key, or for the subtask.
 
-        Returns
-        -------
-        tuple, list, dict or None
-            A list of chunks, a dict of entries by map key, else what ``get`` returns.
+        The result is a list of chunks, a dict of entries by map key, or else what ``get`` returns.
         """
         if self.entries is Entries.CHUNKS:
             return list(state.get())
@@ -129,13 +126,7 @@ _BY_NAME = {kind.stored_name: kind for kind in StateKind}
 
 
 def kind_of(state: StateDescriptor) -> StateKind:
-    """Return the kind of a stored state that is not a free place.
-
-    Raises
-    ------
-    IncompatibleStateError
-        If this version does not know the kind.
-    """
+    """Return the kind of a stored state that is not a free place."""
     kind = _BY_NAME.get(state.kind)
     if kind is None:
         raise IncompatibleStateError(

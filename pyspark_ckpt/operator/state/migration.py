@@ -54,17 +54,7 @@ def migrate(
     Called on an executor in every epoch, before the first row. Reads all of the subtask's state
     once. The new entries are writes of the epoch.
 
-    Returns
-    -------
-    int or None
-        The id of the migrated state; ``None`` if there was nothing to migrate.
-
-    Raises
-    ------
-    IncompatibleStateError
-        If the stored state is of another kind, or two keys of a map become the same key.
-    ProcessorError
-        If the user's function raises.
+    Returns the id of the migrated state, or ``None`` if there was nothing to migrate.
     """
     source_id = catalog.find(migration.renamed_from or wanted.name)
     if source_id is None:

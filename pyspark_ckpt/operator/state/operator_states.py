@@ -330,13 +330,7 @@ class RawState:
 
 
 def raw_entries(stream: int, content: bytes) -> tuple[list[bytes], list[bytes]]:
-    """Return the stored keys and the chunks of one stream of raw state.
-
-    Raises
-    ------
-    StateValueError
-        If the number of the stream is too large.
-    """
+    """Return the stored keys and the chunks of one stream of raw state."""
     if not 0 <= stream < MAX_STREAMS:
         raise StateValueError(f"stream is {stream}: give a number from 0 to {MAX_STREAMS - 1}")
     head = RAW_STATE + stream.to_bytes(_STREAM_BYTES, "big")

@@ -53,20 +53,8 @@ class GivenState:
 class StateRegistry(StateGetters):
     """The part of a processor's handle that knows the states, stored and asked for.
 
-    Parameters
-    ----------
-    table : StateTable
-        The epoch's view of the state.
-    clock : EpochClock
-        The epoch's times.
-    where : str
-        The operator and subtask, for errors.
-    stored : tuple of StateDescriptor
-        The states that the subtask's handle already has; their order gives the state ids.
-    schemas : Mapping of str to StructType
-        The DDL texts that ``init`` uses, parsed on the driver: executors have no parser.
-    migrations : Mapping of str to Migration, optional
-        What the user gave to bring stored states to new schemas or names, by state.
+    The order of `stored` gives the state ids. `schemas` has the DDL texts that ``init`` uses,
+    parsed on the driver, because executors have no parser.
     """
 
     def __init__(

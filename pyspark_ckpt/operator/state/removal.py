@@ -53,19 +53,8 @@ def remove_deleted(
 
     Called at the barrier, on an executor; the removals are writes of the epoch.
 
-    Parameters
-    ----------
-    table
-        The epoch's state.
-    states
-        The subtask's states in the order of their ids.
-    most
-        How many entries and key groups may be looked at.
-
-    Returns
-    -------
-    tuple
-        The states after this epoch, and the number of removed entries.
+    `states` are in the order of their ids, and `most` limits how many entries and key groups are
+    looked at. The result is the states after this epoch and the number of removed entries.
     """
     passes = {
         state_id: _Pass(_places(table, state_id, state), table)
@@ -91,19 +80,8 @@ def remove_at_once(
 
     The scans of the state that gets the id see the removals.
 
-    Parameters
-    ----------
-    table
-        The epoch's state.
-    state_id, state
-        The deleted state.
-    most
-        How many entries and key groups may be looked at; by default all.
-
-    Returns
-    -------
-    bool
-        Whether the state has no entry any more; if not, nothing was removed.
+    Returns whether the state has no entry any more; if it still has entries, nothing was removed.
+    `most` limits how many entries and key groups are looked at; ``None`` stands for all.
     """
     places = _places(table, state_id, state)
     if most is not None:

@@ -22,22 +22,7 @@ _Tuple = tuple[Any, ...]
 
 
 class StateRewrite:
-    """Turns entries of a stored state into entries of another state; runs on an executor.
-
-    Parameters
-    ----------
-    source, target
-        The state as it is stored and as it becomes; both are of one kind.
-    migration
-        The user's functions, if the state needs them.
-    where
-        The operator, subtask and state, for errors.
-
-    Raises
-    ------
-    IncompatibleStateError
-        If the state needs a migration and none was given.
-    """
+    """Turns entries of a stored state into entries of another state; runs on an executor."""
 
     def __init__(
         self,
@@ -67,22 +52,8 @@ class StateRewrite:
     def __call__(self, rest: bytes, data: bytes) -> tuple[bytes, bytes]:
         """Rewrite an entry.
 
-        Parameters
-        ----------
-        rest
-            The stored key behind the user's key: the key of a map, or the number of a chunk.
-        data
-            The entry without its stamp.
-
-        Returns
-        -------
-        tuple
-            `rest` and `data` after the rewrite.
-
-        Raises
-        ------
-        ProcessorError
-            If the user's function raises.
+        `rest` is the part of the stored key that follows the user's key: the key of a map, or the
+        number of a chunk. `data` is the entry without its stamp.
         """
         try:
             return self._rewritten(rest, data)

@@ -59,16 +59,8 @@ def sweep(
 
     Called at the barrier, on an executor; the removals are writes of the epoch.
 
-    Parameters
-    ----------
-    table
-        The epoch's state, after all of its writes.
-    states
-        The subtask's states in the order of their ids.
-    aging
-        How entries of a state age, by the state's id.
-    sweep_from
-        Where the last epoch's sweep ended.
+    It is called after all writes of the epoch. `states` are in the order of their ids, and
+    `sweep_from` is where the last epoch's sweep ended.
     """
     budget = LEAST_ENTRIES + ENTRIES_PER_WRITE * table.written_entries()
     states, removed = remove_deleted(table, states, budget)

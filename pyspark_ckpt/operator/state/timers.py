@@ -55,15 +55,6 @@ class Timers:
 
     A timer that is registered while timers fire, and is already due, fires in the next epoch. The
     timers of `parked` keys, given as key group and encoded key, do not fire.
-
-    Parameters
-    ----------
-    table
-        The epoch's state.
-    clock
-        The epoch's times; the time mode decides which time the timers follow.
-    where
-        The operator and subtask, for errors.
     """
 
     def __init__(self, table: StateTable, clock: EpochClock, where: str) -> None:
@@ -157,10 +148,8 @@ class Timers:
         even if an earlier timer of its key deletes it, or deletes it and registers it again. If the
         key is parked before that, it fires after the release.
 
-        Raises
-        ------
-        StateError
-            If a timer that was returned before is still stored: it would fire for ever.
+        StateError is raised if a timer that was returned before is still stored, because it would
+        fire for ever.
         """
         self._fires_from_ms = now_ms
         due: list[DueTimer] = []

@@ -61,14 +61,8 @@ class Emptied(Protocol):
 class StateCatalog:
     """The states of a subtask's handle, changed to what the processor asks for.
 
-    Parameters
-    ----------
-    stored
-        The states of the handle in the order of their ids.
-    where
-        The operator and subtask, for errors.
-    emptied
-        Removes all entries of a deleted state for a new one, if it can, and returns whether it did.
+    `stored` are in the order of their ids. `emptied` removes all entries of a deleted state for a
+    new one, if it can, and returns whether it did.
     """
 
     def __init__(
@@ -90,13 +84,7 @@ class StateCatalog:
         return tuple(self._states)
 
     def claim(self, name: str) -> None:
-        """Note that the processor asks for a state of this name.
-
-        Raises
-        ------
-        StateUseError
-            If it asked for the name before.
-        """
+        """Note that the processor asks for a state of this name."""
         if name in self._given:
             raise StateUseError(f"{self._where}: init asks for the state {name!r} twice")
         self._given.add(name)
@@ -113,13 +101,7 @@ class StateCatalog:
         return self._states[state_id]
 
     def add(self, wanted: StateDescriptor) -> int:
-        """Add a new state and return its id.
-
-        Raises
-        ------
-        StateUseError
-            If there are too many states.
-        """
+        """Add a new state and return its id."""
         state_id = self._free_id()
         if state_id == len(self._states):
             self._states.append(wanted)
@@ -168,13 +150,7 @@ class StateCatalog:
         return is_emptied
 
     def evolve(self, state_id: int, wanted: StateDescriptor) -> None:
-        """Change a stored state to what the processor asks for.
-
-        Raises
-        ------
-        IncompatibleStateError
-            If its entries cannot be read with the wanted schema.
-        """
+        """Change a stored state to what the processor asks for."""
         self._states[state_id] = evolved(self._states[state_id], wanted, self._where)
 
     def replace(self, state_id: int, wanted: StateDescriptor) -> None:
@@ -188,13 +164,7 @@ class StateCatalog:
 
 
 def evolved(stored: StateDescriptor, wanted: StateDescriptor, where: str) -> StateDescriptor:
-    """Return the wanted state with the history of the stored state.
-
-    Raises
-    ------
-    IncompatibleStateError
-        If kind or map keys differ, or the stored schema cannot evolve into the wanted one.
-    """
+    """Return the wanted state with the history of the stored state."""
     if stored.kind != wanted.kind or not same_schema(stored.map_key_schema, wanted.map_key_schema):
         raise _incompatible(stored, wanted, where, "kind and map keys cannot change")
     earlier = stored.earlier_schemas
@@ -287,11 +257,8 @@ def is_beginning(history: Sequence[str], of: Sequence[str]) -> bool:
 def struct_type(schema_json: str) -> T.StructType:
     """Return a stored schema.
 
-    Raises
-    ------
-    CorruptFileError
-        If it is not a schema, or has a user-defined type: PySpark would import, and even unpickle,
-        what its JSON names.
+    A schema with a user-defined type raises CorruptFileError, because PySpark would import, and
+    even unpickle, what its JSON names.
     """
     fields = checked_schema(schema_json)
     try:

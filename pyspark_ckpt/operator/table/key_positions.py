@@ -22,20 +22,8 @@ def positions_of(
 ) -> np.ndarray[Any, Any]:
     """Return the positions of keys in their part.
 
-    Parameters
-    ----------
-    keys
-        The keys that a processor gives.
-    part
-        All keys of the part.
-    where
-        The state, for errors.
-
-    Raises
-    ------
-    StateValueError
-        If an Arrow table of keys has no column ``key_position``, if the part has no key at
-        a position, or if a frame has lost the index that says which keys its rows are.
+    The index of a frame says which keys its rows are; an Arrow table needs a column
+    ``key_position``.
     """
     if isinstance(keys, pd.DataFrame):
         positions = keys.index.to_numpy()

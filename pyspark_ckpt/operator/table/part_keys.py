@@ -25,15 +25,9 @@ StoredKey = tuple[bytes, bytes]
 class PartKeys(Sequence[StoredKey]):
     """Key group and encoded key of each key, in the order of their bytes.
 
-    Parameters
-    ----------
-    key_groups
-        The key groups of the keys, in any order.
-    encoded
-        The encoded keys, in the same order.
-
-    `order` has, for each place of this sequence, the place that its key had. `shown` is the frame
-    of these keys that the processor got, if it got one.
+    `key_groups` may have any order, and `encoded` is aligned with it. `order` has, for each place
+    of this sequence, the place that its key had. `shown` is the frame of these keys that the
+    processor got, if it got one.
     """
 
     def __init__(self, key_groups: Numbers, encoded: pa.BinaryArray) -> None:

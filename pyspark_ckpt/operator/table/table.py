@@ -90,17 +90,9 @@ class _Run:
 class StateTable:
     """Reads through and buffers writes until the barrier.
 
-    Parameters
-    ----------
-    backend
-        The subtask's backend, at the version the epoch starts from; it is not written to.
-    keys
-        ``(key group, encoded key)`` of the first part's keys, in the order of processing.
-    writes
-        Where the epoch's writes go; by default a buffer with the default limit.
-
-    `reads` counts the entries asked for by key, `cache_hits` those that the backend was not asked
-    for then. `undo_log` is there if the writes of a call can be undone.
+    `backend` is at the version that the epoch starts from, and is not written to. `keys` has the
+    key group and encoded key of the first part's keys, in the order of processing. `undo_log` is
+    set if the writes of a call can be undone.
     """
 
     def __init__(
@@ -148,13 +140,7 @@ class StateTable:
             ) from None
 
     def positions_of(self, keys: pd.DataFrame | pa.Table, where: str) -> Numbers:
-        """Return the positions in the part of keys that a processor gives.
-
-        Raises
-        ------
-        StateValueError
-            If they are none of the part's; names `where`.
-        """
+        """Return the positions in the part of keys that a processor gives."""
         return positions_of(keys, self._keys, where)
 
     def stored_keys(self, state_id: bytes, positions: Numbers) -> list[bytes]:
@@ -191,12 +177,8 @@ class StateTable:
     def get_prefetched(self, state_id: bytes, below: bytes = b"") -> bytes | None:
         """Return an entry of the current key, read together with those of the next keys.
 
-        Parameters
-        ----------
-        state_id
-            The state's.
-        below
-            What follows the key in the stored key; nothing for the entry at the key itself.
+        `below` is what follows the key in the stored key, and is empty for the entry at the key
+        itself.
         """
         current = self.current
         if current.key_group is None:
@@ -215,12 +197,7 @@ class StateTable:
         If several keys in a row were asked for an entry at the same place, as for the same window,
         as many of the next keys are read together.
 
-        Parameters
-        ----------
-        state_id
-            The state's.
-        below
-            What follows the key in the stored key.
+        `below` is what follows the key in the stored key.
         """
         current = self.current
         if current.key_group is None:
@@ -321,12 +298,7 @@ class StateTable:
 
         Writes during the scan may or may not be yielded.
 
-        Parameters
-        ----------
-        prefix
-            What all of them begin with.
-        end
-            The key at which the scan ends, which is left out; by default the scan has no such end.
+        The scan ends before the key `end`; without it the scan covers the whole prefix.
         """
         for key, value in overlaid(self._backend.scan(prefix), self._writes.scan(prefix, end)):
             if end is not None and key >= end:

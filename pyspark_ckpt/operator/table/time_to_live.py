@@ -93,22 +93,7 @@ NEVER_EXPIRES_MS = 1 << 62
 
 
 class TimeToLive:
-    """A state's time to live in one epoch.
-
-    Parameters
-    ----------
-    descriptor
-        What is stored of it.
-    clock, current
-        The epoch's times, and the key being worked on.
-    where
-        The state, for errors.
-
-    Raises
-    ------
-    StateUseError
-        If entries age in event time and the stream has no watermark.
-    """
+    """A state's time to live in one epoch."""
 
     def __init__(
         self, descriptor: TtlDescriptor, clock: EpochClock, current: CurrentKey, where: str
@@ -206,13 +191,7 @@ Aging = TimeToLive | SwitchedOff
 
 
 def now_ms(time: TtlTime, clock: EpochClock, where: str) -> int:
-    """Return the time of the epoch in which entries age.
-
-    Raises
-    ------
-    StateUseError
-        If it is event time and the stream has no watermark.
-    """
+    """Return the time of the epoch in which entries age."""
     if time is TtlTime.PROCESSING_TIME:
         return clock.processing_time_ms
     if clock.watermark_ms is None:

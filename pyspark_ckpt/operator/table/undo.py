@@ -45,12 +45,8 @@ class UndoableWrites(EpochWrites):
     Writes do not move to disk during a call, so the writes of one call must fit into memory beside
     the limit.
 
-    Parameters
-    ----------
-    limit_bytes
-        Memory above which the writes move to a temporary store on disk, after the call.
-    directory
-        The store's directory on the executor's disk; by default the system's temporary one.
+    If the writes take more than `limit_bytes` of memory, they move to a temporary store in
+    `directory` after the call.
     """
 
     def __init__(

@@ -38,12 +38,8 @@ _PUT = b"\x01"
 class EpochWrites:
     """Puts and deletes of an epoch, the last one of each key.
 
-    Parameters
-    ----------
-    limit_bytes
-        Memory above which the writes move to a temporary store on disk.
-    directory
-        The store's directory on the executor's disk; by default the system's temporary one.
+    If the writes take more than `limit_bytes` of memory, they move to a temporary store in
+    `directory`, by default in the system's temporary directory.
     """
 
     def __init__(
@@ -204,11 +200,9 @@ class EpochWrites:
     def spill(self) -> None:
         """Move all writes in memory to disk.
 
-        Raises
-        ------
-        BaseException
-            Whatever failed, now and at every later :meth:`spill` or :meth:`all_in_order`. A
-            processor may catch the first one, but its epoch must not end without these writes.
+        If it fails, it raises the error now and at every later :meth:`spill` or
+        :meth:`all_in_order`. A processor may catch the first error, but its epoch must not end
+        without these writes.
         """
         self._check_complete()
         self._bytes = 0  # the writes that are handed over now must not spill again
@@ -242,10 +236,7 @@ class EpochWrites:
     def all_in_order(self) -> Iterator[Changes]:
         """Yield all writes in key order, in frames.
 
-        Raises
-        ------
-        BaseException
-            If an earlier :meth:`spill` failed: some writes are lost.
+        If an earlier :meth:`spill` failed, it raises that error, because some writes are lost.
         """
         self._check_complete()
         self.hand_over_pending()

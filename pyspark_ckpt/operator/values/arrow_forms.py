@@ -42,17 +42,6 @@ def shown_column(
     """Return a column as a processor sees it, in the Arrow type of its Spark type.
 
     It is in one piece, unless it has more bytes of text than one array can have.
-
-    Parameters
-    ----------
-    data_type
-        The Spark type of the column.
-    sent
-        The column as it travels.
-    nulls
-        Which rows are null, ``None`` if none is.
-    transport
-        How the column travels.
     """
     column = with_nulls(sent, nulls)
     wanted = arrow_type(data_type)
@@ -96,16 +85,8 @@ def sent_column(
 ) -> pa.Array:
     """Return a column that a processor yields as it travels.
 
-    Parameters
-    ----------
-    data_type
-        The Spark type of the column.
-    column
-        The column.
-    make
-        Makes a travelling column of Python values; it names a value that does not fit.
-    make_nested
-        The same for values in plain form, with maps as lists of entries.
+    `make` makes a travelling column of Python values, and names a value that does not fit.
+    `make_nested` does the same for values in plain form, with maps as lists of entries.
     """
     wanted = arrow_type(data_type)
     if column.type != wanted:
@@ -221,13 +202,7 @@ def _fields_are_of_kind(given: pa.StructType, wanted: pa.StructType) -> bool:
 
 
 def whole(column: pa.ChunkedArray) -> pa.Array:
-    """Return a column as one array.
-
-    Raises
-    ------
-    pyarrow.ArrowInvalid
-        If it has more bytes of text than one array holds.
-    """
+    """Return a column as one array."""
     if column.num_chunks == 1:
         return column.chunk(0)
     array = column.combine_chunks()

@@ -57,11 +57,6 @@ def arrow_type(data_type: T.DataType) -> pa.DataType:
 
     Arrow has no type for an interval of months that other libraries read: it is the number of
     months. A variant is a struct of its two binaries.
-
-    Raises
-    ------
-    NotBuiltYetError
-        If states cannot have the type.
     """
     if isinstance(data_type, T.DecimalType):
         return pa.decimal128(data_type.precision, data_type.scale)
@@ -84,11 +79,6 @@ def in_type(column: Any, wanted: pa.DataType) -> Any:
 
     Arrow's own cast leaves lists and maps of nulls with fewer nulls than they say they have, and
     PyArrow 18 refuses structs that lack fields.
-
-    Raises
-    ------
-    pyarrow.ArrowException
-        If a value does not fit.
     """
     if column.type == wanted:
         return column
@@ -142,17 +132,7 @@ def plain_values(
     array: pa.Array,
     pack_map: Callable[[Iterable[tuple[Any, Any]]], Any] = dict,
 ) -> list[Any]:
-    """Return the values of an Arrow array of a Spark type in plain form.
-
-    Parameters
-    ----------
-    data_type
-        The Spark type.
-    array
-        The array.
-    pack_map
-        Makes a map of its entries.
-    """
+    """Return the values of an Arrow array of a Spark type in plain form."""
     if isinstance(data_type, T.ArrayType):
         items = iter(plain_values(data_type.elementType, array.flatten(), pack_map))
         lengths = array.value_lengths().to_pylist()

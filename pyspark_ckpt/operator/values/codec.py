@@ -55,24 +55,9 @@ _ARRAY_HEAD = b"\xdd"
 class TupleCodec:
     """Encodes and decodes the tuples of one schema.
 
-    Parameters
-    ----------
-    schema
-        The Spark schema of the tuples.
-    what
-        What the tuples are, for errors: ``state 'count'``.
-    is_key
-        Whether equal tuples must give equal bytes, as keys of a map must.
-    style
-        The Python objects in decoded tuples; by default the objects of PySpark's state. ``None``
-        for plain values, as they are stored: times are integers, structs are tuples.
-
-    Raises
-    ------
-    NotBuiltYetError
-        If the schema has a type that is not built yet.
-    PlanError
-        If keys hold a variant: equal variants may have different bytes.
+    `what` names the tuples in errors, such as ``state 'count'``. With `is_key`, equal tuples give
+    equal bytes, as keys of a map must. If `style` is ``None``, decoded values are plain, as they
+    are stored: times are integers, structs are tuples.
     """
 
     def __init__(
@@ -116,13 +101,7 @@ class TupleCodec:
         return TupleCodec(self._schema, self._what, is_key=self._is_key, style=None)
 
     def encode(self, values: Any) -> bytes:
-        """Encode one tuple.
-
-        Raises
-        ------
-        StateValueError
-            If the tuple does not fit the schema.
-        """
+        """Encode one tuple."""
         try:
             if type(values) is not tuple:  # a plain one pays for no check of other types
                 values = _as_tuple(values, self._names)
@@ -145,13 +124,7 @@ class TupleCodec:
         )
 
     def as_tuple(self, values: Any) -> tuple[Any, ...]:
-        """Return the tuple that :meth:`encode` takes values for.
-
-        Raises
-        ------
-        StateValueError
-            If they are none.
-        """
+        """Return the tuple that :meth:`encode` takes values for."""
         if type(values) is tuple:
             return values
         try:
@@ -160,13 +133,7 @@ class TupleCodec:
             raise self._misfit(values, exc) from exc
 
     def encode_all(self, values: Any) -> list[bytes]:
-        """Encode each tuple of a list, or of what Python takes for one.
-
-        Raises
-        ------
-        StateValueError
-            If a tuple does not fit the schema, or this is a text, a dict or a set.
-        """
+        """Encode each tuple of a list, or of what Python takes for one."""
         if isinstance(values, _NO_TUPLES) or not isinstance(values, Iterable):
             raise StateValueError(
                 f"{self._what}: {shown(values)} is {type(values).__name__}; give a list of tuples"
@@ -178,13 +145,7 @@ class TupleCodec:
         return fields_writer(self._form, self._schema)
 
     def _by_value(self, values: Any, found: Exception | None = None) -> tuple[bytes, Any]:
-        """Return a tuple encoded, and decoded, after a look at each of its values.
-
-        Raises
-        ------
-        StateValueError
-            If one does not fit.
-        """
+        """Return a tuple encoded, and decoded, after a look at each of its values."""
         try:
             if found is not None and (not self._is_of_users or type(values) is not tuple):
                 raise found
@@ -227,13 +188,7 @@ class TupleCodec:
         return True
 
     def decode_many(self, stored: Sequence[bytes | None]) -> list[tuple[Any, ...] | None]:
-        """Decode several tuples, with ``None`` in place of those that are missing.
-
-        Raises
-        ------
-        StateValueError
-            If some bytes were written with another schema.
-        """
+        """Decode several tuples, with ``None`` in place of those that are missing."""
         found = [data for data in stored if data is not None]
         head = _ARRAY_HEAD + len(found).to_bytes(4, "big")
         try:  # one call for all takes a sixth of the time
@@ -248,13 +203,7 @@ class TupleCodec:
         return [None if data is None else next(values) for data in stored]
 
     def decode(self, data: bytes) -> tuple[Any, ...]:
-        """Decode one tuple.
-
-        Raises
-        ------
-        StateValueError
-            If the bytes were written with another schema.
-        """
+        """Decode one tuple."""
         try:
             wire: tuple[Any, ...] = self._decoder.decode(data)
         except UNREADABLE as e:
@@ -370,15 +319,7 @@ class Codec(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EarlierSchema:
-    """How entries of an earlier schema are read.
-
-    Parameters
-    ----------
-    codec
-        The codec of the earlier schema.
-    convert
-        Makes tuples of the newest schema of those of the earlier one, in any style.
-    """
+    """How entries of an earlier schema are read."""
 
     codec: Codec
     convert: Callable[[tuple[Any, ...]], tuple[Any, ...]]
@@ -391,14 +332,7 @@ class EarlierSchema:
 class VersionedCodec:
     """Writes the newest schema and reads every schema of a state's history.
 
-    Parameters
-    ----------
-    newest
-        The codec of the schema that the processor asks for.
-    earlier
-        How the entries of each earlier schema are read, oldest first.
-    what
-        The state, for errors.
+    `earlier` has the earlier schemas, oldest first.
     """
 
     def __init__(self, newest: Codec, earlier: Sequence[EarlierSchema], what: str) -> None:
@@ -431,13 +365,7 @@ class VersionedCodec:
         return [None if data is None else self.decode(data) for data in stored]
 
     def decode(self, data: bytes) -> tuple[Any, ...]:
-        """Decode one tuple of any schema.
-
-        Raises
-        ------
-        CorruptFileError
-            If the entry has a schema that the handle does not know.
-        """
+        """Decode one tuple of any schema."""
         if data[0] != VERSION_MARK:
             return self._readers[0](data)
         version = data[1]

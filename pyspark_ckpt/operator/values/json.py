@@ -57,17 +57,9 @@ _MAX_MICROSECONDS = 1 << 63
 class JsonForm(WireForm):
     """Structs are objects with the fields c0, c1, ..., maps are arrays of entries.
 
-    Parameters
-    ----------
-    of_plain
-        Whether leaves are written from plain values, as MessagePack stores them.
-
-    Attributes
-    ----------
-    variants
-        The variants of the value that is being written, in order.
-    arriving
-        The variants of the value that is being read.
+    With `of_plain`, leaves are written from plain values, as MessagePack stores them. `variants`
+    has the variants of the value that is being written, in order, and `arriving` those of the value
+    that is being read.
     """
 
     def __init__(self, *, of_plain: bool = False) -> None:
@@ -253,13 +245,6 @@ def json_writer(data_type: T.DataType, *, of_plain: bool = False) -> Converter:
 
     The function raises TypeError, ValueError, OverflowError or AttributeError if a value is not of
     the column's type.
-
-    Parameters
-    ----------
-    data_type
-        The type of the column.
-    of_plain
-        Whether the values are in plain form, as MessagePack stores them.
     """
     return _compiled_writer(data_type, of_plain=of_plain)
 

@@ -52,13 +52,7 @@ def to_travelling(data_type: T.DataType, column: Column) -> Column:
 
 
 def check_marked(text: str) -> None:
-    """Raise the error of a text that travels in place of a value with a text that is no UTF-8.
-
-    Raises
-    ------
-    UnicodeDecodeError
-        If it does; with the bytes of the text that is no UTF-8.
-    """
+    """Raise the error of a text that travels in place of a value with a text that is no UTF-8."""
     if text.startswith(_MARK):
         bytes.fromhex(text.removeprefix(_MARK)).decode()
 

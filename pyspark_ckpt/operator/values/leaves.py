@@ -59,11 +59,6 @@ def taken(data_type: T.DataType) -> Converter:
     The type's own value is an ``int``, ``float``, ``bool``, ``str``, ``bytes``, ``date``,
     ``datetime``, ``time``, ``timedelta``, ``Decimal`` or ``VariantVal``, and no subclass of it. The
     function never gets ``None``.
-
-    Raises
-    ------
-    TypeError, ValueError, OverflowError
-        Raised by the function if the type does not take the value.
     """
     return _TAKEN[type(data_type)]
 
@@ -273,13 +268,7 @@ _SHOWN_EVERYWHERE = range(
 
 
 def shown_microseconds_of(value: Any) -> int:
-    """Return :func:`microseconds_of`, of an instant that :func:`local_timestamp` can show.
-
-    Raises
-    ------
-    ValueError
-        If Python has no local time for it.
-    """
+    """Return :func:`microseconds_of`, of an instant that :func:`local_timestamp` can show."""
     microseconds = microseconds_of(value)
     if microseconds not in _SHOWN_EVERYWHERE:
         try:

@@ -48,13 +48,7 @@ _COUNTED = {0xDC: (">H", 1), 0xDD: (">I", 1), 0xDE: (">H", 2), 0xDF: (">I", 2)}
 
 
 def end_of_value(data: bytes, start: int) -> int:
-    """Return where the MessagePack value that begins at `start` ends.
-
-    Raises
-    ------
-    ValueError
-        If no whole value begins there.
-    """
+    """Return where the MessagePack value that begins at `start` ends."""
     position, open_values = start, 1
     while open_values:
         open_values -= 1

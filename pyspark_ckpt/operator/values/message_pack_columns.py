@@ -53,21 +53,8 @@ def encoded_tuples(
 ) -> pa.BinaryArray:
     """Return the encoded tuple of each row, behind the bytes of `heads`.
 
-    Parameters
-    ----------
-    columns
-        The columns of the tuples, in the order of the schema.
-    schema
-        The Spark schema of the tuples.
-    form
-        What the tuples are.
-    *heads
-        Binary arrays without nulls, whose bytes come first.
-
-    Raises
-    ------
-    StateValueError
-        If a text is no UTF-8, or a map has a key twice: it could not be read again.
+    `heads` are binary arrays without nulls. StateValueError is raised for a text that is not UTF-8
+    and for a map that has a key twice, because they could not be read again.
     """
     rows = len(heads[0]) if heads else len(columns[0])
     head = repeated(tuple_head(len(schema.fields)), rows)

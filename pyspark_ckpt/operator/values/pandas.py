@@ -54,25 +54,8 @@ def pandas_column(
       ``Timestamp``, whose ``fold`` says which of two equal ones they are.
     * Arrays are NumPy arrays, and maps are dicts.
 
-    Parameters
-    ----------
-    data_type
-        The column's type in the user's stream.
-    sent
-        The column as it travelled.
-    nulls
-        Which rows are null; ``None`` if no row is null or `sent` contains the nulls.
-    transport
-        How the column travels.
-    time_zone
-        The session's time zone.
-    exact
-        Whether integers with nulls keep all digits, which a float of PySpark's frames has not.
-
-    Raises
-    ------
-    ValueError
-        If a map has two keys in an hour that the time zone repeats, which are one in a frame.
+    `nulls` is ``None`` if no row is null or if `sent` contains the nulls. ValueError is raised if a
+    map has two keys in an hour that the time zone repeats, because they are one key in a frame.
     """
     if isinstance(data_type, _TIMES):
         return _times(data_type, sent, nulls, transport, time_zone)
@@ -113,22 +96,7 @@ def check_frame(
     column: pa.Array,
     nulls: Flags | None,
 ) -> None:
-    """Name the first value of a sent column that pandas does not have, if there is one.
-
-    Parameters
-    ----------
-    field
-        The column in the user's stream.
-    make
-        :func:`pandas_column` of the sent column and its nulls.
-    column, nulls
-        The column as it was sent, and which rows are null.
-
-    Raises
-    ------
-    ValueNotHeldError
-        If there is one; the message names it and what to do.
-    """
+    """Name the first value of a sent column that pandas does not have, if there is one."""
 
     def fits(stop: int) -> bool:
         try:
@@ -223,12 +191,7 @@ def yielded_values(data_type: T.DataType, zone: datetime.tzinfo | None) -> Conve
 
     What is of another type is left to the writers, which say what is wrong with it.
 
-    Parameters
-    ----------
-    data_type
-        The type of the output column.
-    zone
-        The session's time zone; ``None`` for that of the process.
+    If `zone` is ``None``, the zone of the process applies.
     """
     if isinstance(data_type, _AS_THEY_ARE):
         return _none_if_null

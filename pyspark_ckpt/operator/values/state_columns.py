@@ -35,15 +35,7 @@ _IN_FRAMES = {*_NULLABLE, *TEXTS, T.BinaryType}
 
 
 class ValueColumns:
-    """The schema of a state as columns.
-
-    Parameters
-    ----------
-    schema
-        The schema of the state's tuples.
-    what
-        The state, for errors.
-    """
+    """The schema of a state as columns."""
 
     def __init__(self, schema: T.StructType, what: str) -> None:
         self._schema = schema
@@ -106,11 +98,6 @@ class ValueColumns:
 
         Most columns are encoded as a whole. A column of another type, or with a value that does not
         fit, goes value by value through the state's codec, which names the value.
-
-        Raises
-        ------
-        StateValueError
-            If a column is missing, the number of rows differs, or a null is where none may be.
         """
         if isinstance(frame, pa.RecordBatch):
             frame = pa.Table.from_batches([frame])
@@ -143,24 +130,13 @@ class ValueColumns:
         """Return columns as tuples; every kind of null that pandas has becomes ``None``.
 
         NaN in a plain float column stays NaN.
-
-        Raises
-        ------
-        StateValueError
-            If a column is missing or the number of rows differs.
         """
         self._check(frame, length)
         columns = [_values(field, frame[field.name]) for field in self._schema.fields]
         return zip(*columns, strict=True)
 
     def _of_table(self, field: T.StructField, table: pa.Table) -> pa.Array:
-        """Return a column of an Arrow table in the type of the state.
-
-        Raises
-        ------
-        StateValueError
-            If a value does not fit.
-        """
+        """Return a column of an Arrow table in the type of the state."""
         column = table.column(field.name)
         try:
             return whole(cast(column, arrow_type(field.dataType)))
@@ -188,15 +164,7 @@ class ValueColumns:
 def null_where_none_may_be(
     columns: Sequence[pa.Array], schema: T.StructType
 ) -> tuple[str, int] | None:
-    """Return the column and row of a null that a schema declares as not null, if there is one.
-
-    Parameters
-    ----------
-    columns
-        The columns of the tuples, in the order of the schema.
-    schema
-        The Spark schema of the tuples.
-    """
+    """Return the column and row of a null that a schema declares as not null, if there is one."""
     for column, field in zip(columns, schema.fields, strict=True):
         if not field.nullable and column.null_count:
             return field.name, pc.index(column.is_null(), True).as_py()

@@ -44,19 +44,8 @@ def stored_columns(
 ) -> list[pa.Array] | None:
     """Return encoded tuples as a column for each field; ``None`` in `stored` becomes nulls.
 
-    Parameters
-    ----------
-    stored
-        The tuples.
-    schema
-        Their Spark schema.
-    prefix
-        What tuples of this schema begin with.
-
-    Returns
-    -------
-    list of pyarrow.Array or None
-        The columns in the types of :func:`arrow_type`; ``None`` if the codec has to read them.
+    `prefix` is what tuples of this schema begin with. The columns have the types of
+    :func:`arrow_type`. Returns ``None`` if the codec has to read the tuples.
     """
     readers = [_READERS.get(type(field.dataType)) for field in schema.fields]
     found = [data for data in stored if data is not None]

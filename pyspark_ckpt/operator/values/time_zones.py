@@ -48,13 +48,7 @@ def python_zone(name: str) -> str:
 
 
 def zone_of(name: str) -> datetime.tzinfo:
-    """Return a zone by its name in Spark.
-
-    Raises
-    ------
-    PlanError
-        If Python does not have it; names the setting and what to do.
-    """
+    """Return a zone by its name in Spark."""
     try:
         zone: datetime.tzinfo = string_to_tzinfo(python_zone(name))
     except Exception as exc:  # of pytz or zoneinfo, whichever Arrow finds

@@ -42,12 +42,8 @@ NOT_HELD = (ValueError, OverflowError, OSError, pa.ArrowException)
 class NullMasks:
     """The masks of a stream's rows, made in the plan and read on the executor.
 
-    Parameters
-    ----------
-    nullable
-        Places of the columns whose nulls travel as bits; a filler replaces the null itself.
-
-    `parts` has the places of each mask, in the order of the bits.
+    `nullable` has the places of the columns whose nulls travel as bits; a filler replaces the null
+    itself. `parts` has the places of each mask, in the order of the bits.
     """
 
     def __init__(self, nullable: Sequence[int]) -> None:
@@ -148,13 +144,7 @@ _OTHER_TYPES: dict[type[T.DataType], T.DataType] = {
 
 
 def transport_of(field: T.StructField, time_zone: str) -> Transport:
-    """Return how a column travels; timestamps arrive in `time_zone`, as PySpark gives them.
-
-    Raises
-    ------
-    NotBuiltYetError
-        If the type is not built yet; the message names column and type.
-    """
+    """Return how a column travels; timestamps arrive in `time_zone`, as PySpark gives them."""
     transport = _TRANSPORTS.get(type(field.dataType))
     if transport is None:
         return _json_transport(field, time_zone)
@@ -211,22 +201,7 @@ def all_received(transport: Transport, values: list[Any]) -> list[Any]:
 def check_held(
     field: T.StructField, transport: Transport, column: pa.Array | Sequence[Any]
 ) -> None:
-    """Name the first value of a sent column that Python does not have, if there is one.
-
-    Parameters
-    ----------
-    field
-        The column in the user's stream.
-    transport
-        How it travels.
-    column
-        The column as it was sent, or its values.
-
-    Raises
-    ------
-    ValueNotHeldError
-        If there is one; the message names it and what to do.
-    """
+    """Name the first value of a sent column that Python does not have, if there is one."""
     if isinstance(column, pa.Array):
         check_texts(field, column)
         column = values_of(column)
@@ -251,18 +226,6 @@ def check_texts(field: T.StructField, column: pa.Array | pa.ChunkedArray) -> Non
     """Name the first text of a column that is no UTF-8, if there is one.
 
     Spark makes such texts when it casts binaries or reads files of another encoding.
-
-    Parameters
-    ----------
-    field
-        The column in the user's stream.
-    column
-        The column in Arrow, of any type.
-
-    Raises
-    ------
-    ValueNotHeldError
-        If there is one; the message names it and what to do.
     """
     if is_text(column.type) and (found := first_bad_text(column)) is not None:
         raise text_not_held(field, found)

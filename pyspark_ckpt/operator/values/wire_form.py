@@ -131,13 +131,7 @@ def _dict_of(names: list[str]) -> Converter:
 
 
 def dict_of_times(entries: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
-    """Return a map by local times, of which two of a repeated hour are one to Python.
-
-    Raises
-    ------
-    ValueError
-        If an entry would be lost.
-    """
+    """Return a map by local times, of which two of a repeated hour are one to Python."""
     pairs = list(entries)
     made = dict(pairs)
     if len(made) < len(pairs):
@@ -151,10 +145,7 @@ _INSTANT = T.TimestampType()
 def local_timestamp(microseconds: int) -> datetime.datetime:
     """Return an instant as a time of this process's zone, as PySpark's state shows it.
 
-    Raises
-    ------
-    ValueError, OverflowError, OSError
-        If the local time is in no year from 1 to 9999.
+    A local time outside the years 1 to 9999 raises ValueError, OverflowError or OSError.
     """
     try:
         return _INSTANT.fromInternal(microseconds)
@@ -195,22 +186,8 @@ def wire_type(
 ) -> Any:
     """Return the msgspec type that checks a Spark type's plain values.
 
-    Parameters
-    ----------
-    form
-        The encoding.
-    data_type
-        The Spark type.
-    nullable
-        Whether the value itself may be null.
-    as_declared
-        Whether nulls are refused where the schema says ``not null``. What was stored before this
-        was checked may have such nulls, so only what is written is checked so.
-
-    Raises
-    ------
-    NotBuiltYetError
-        If the type, or one inside it, is not built yet.
+    With `as_declared`, nulls are refused where the schema says ``not null``. Only what is written
+    is checked so, because what was stored before this check may have such nulls.
     """
     kind = _value_type(form, data_type, as_declared=as_declared)
     return kind | None if nullable or not as_declared else kind
@@ -241,13 +218,8 @@ def _value_type(form: WireForm, data_type: T.DataType, *, as_declared: bool) -> 
 class Writer:
     """How a form writes the values of a type.
 
-    Parameters
-    ----------
-    convert
-        A function from a user's value to its plain value; it raises an error if the type does not
-        take the value.
-    as_they_are
-        Python types whose values need no conversion.
+    `convert` raises an error if the type does not take the value. Values of the types in
+    `as_they_are` need no conversion.
     """
 
     convert: Converter
@@ -263,15 +235,8 @@ class Writer:
 def writer_of(form: WireForm, data_type: T.DataType, *, is_checked: bool = False) -> Writer | None:
     """Return how users' values become plain values, ``None`` if they are the same.
 
-    Parameters
-    ----------
-    form
-        The encoding.
-    data_type
-        The Spark type.
-    is_checked
-        Whether the caller makes sure that what is read is what was written. Then leaves whose
-        plain values are equal to the users' are not looked at one by one.
+    With `is_checked`, the caller makes sure that what is read is what was written. Then leaves
+    whose plain values are equal to the users' values are not looked at one by one.
     """
     if isinstance(data_type, T.ArrayType):
         return _array_writer(writer_of(form, data_type.elementType, is_checked=is_checked))
@@ -417,11 +382,6 @@ def check_names(given: Collection[str], names: Sequence[str]) -> None:
 
     That is a misspelt name. Only one of the two is allowed, as in PySpark: what is missing is
     null, what is unknown is left out.
-
-    Raises
-    ------
-    ValueError
-        If one is unknown and another one is missing.
     """
     unknown = [name for name in given if name not in names]
     missing = [name for name in names if name not in given] if unknown else []
@@ -434,11 +394,6 @@ def check_places(values: Sequence[Any], names: list[str]) -> None:
 
     State takes values by place, as in PySpark, whatever the Row calls them. But if the schema has
     the name elsewhere, values would be swapped.
-
-    Raises
-    ------
-    ValueError
-        If a name of the schema is at the place of another one.
     """
     given = getattr(values, "__fields__" if isinstance(values, Row) else "_fields", names)
     if given == names:

@@ -95,12 +95,7 @@ def _decision_of(draining: _Draining) -> str:
 class LastEpochs:
     """Runs the epochs that a stopped query still needs.
 
-    Parameters
-    ----------
-    log
-        Spark's files in its ``checkpointLocation``.
-    run_epoch
-        Runs the query for one epoch, ``None`` if that is not possible.
+    `run_epoch` runs the query for one epoch; it is ``None`` if that is not possible.
     """
 
     def __init__(self, log: SparkLog, run_epoch: RunEpoch | None) -> None:
@@ -109,13 +104,7 @@ class LastEpochs:
         self._given = run_epoch
 
     def check_possible(self) -> None:
-        """Check that epochs can be run here.
-
-        Raises
-        ------
-        CheckpointAbortedError
-            If not.
-        """
+        """Check that epochs can be run here."""
         if self._given is None:
             raise CheckpointAbortedError(
                 f"{self._storage.url}: the query was attached, so its program is not here to run "
@@ -135,19 +124,9 @@ class LastEpochs:
     def finish_interrupted(self, check_not_fenced: CheckNotFenced) -> None:
         """Finish a drain that was interrupted; on the driver, before anything else is done.
 
-        Parameters
-        ----------
-        check_not_fenced
-            Is called before each step.
-
-        Raises
-        ------
-        CorruptFileError
-            If the marker was changed.
-        FencedError
-            If another driver was started, which finishes it.
-        CheckpointAbortedError
-            If it cannot be finished, or a driver began another epoch at its watermark.
+        `check_not_fenced` is called before each step. FencedError means that another driver was
+        started, which finishes the drain. CheckpointAbortedError means that the drain cannot be
+        finished, or that a driver began another epoch at its watermark.
         """
         draining = self._interrupted()
         if draining is None:
@@ -164,15 +143,7 @@ class LastEpochs:
 
         Until then a file of Spark's logs may be away, so a start does it before it reads them.
 
-        Returns
-        -------
-        bool
-            Whether there was one.
-
-        Raises
-        ------
-        CorruptFileError
-            If the marker was changed.
+        Returns whether there was such a drain.
         """
         draining = self._interrupted()
         if draining is not None and self._is_void(draining):
@@ -241,22 +212,10 @@ class LastEpochs:
     ) -> None:
         """Fire every event-time timer; on return the output has reached the sink.
 
-        Parameters
-        ----------
-        handles_of
-            Reads the handles of a committed epoch.
-        operators
-            How many operators the query has.
-        check_not_fenced
-            Is called before each step.
-
-        Raises
-        ------
-        FencedError
-            If another driver was started, which finishes the drain.
-        CheckpointAbortedError
-            If timers set new timers again and again, a timer is later than Spark's last watermark,
-            or epochs cannot be run here.
+        `check_not_fenced` is called before each step. FencedError means that another driver was
+        started, which finishes the drain. CheckpointAbortedError means that timers set new timers
+        again and again, that a timer is later than Spark's last watermark, or that epochs cannot be
+        run here.
         """
         self.check_possible()
         last_ms = _LAST_ALONE_MS if operators == 1 else _LAST_OF_SEVERAL_MS

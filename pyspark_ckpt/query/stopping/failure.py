@@ -55,17 +55,7 @@ def session_stopped(query_id: str, why: str) -> CheckpointAbortedError:
 def why_to_stop(
     query_id: str, last: CheckpointAbortedError, tolerable: int, *, is_exceeded: bool
 ) -> FailedCheckpointsError | None:
-    """Return the error that stops a query, ``None`` if the query may continue.
-
-    Parameters
-    ----------
-    query_id
-        The query.
-    last
-        The error of its newest checkpoint.
-    tolerable, is_exceeded
-        How many checkpoints in a row may fail, and whether more have failed.
-    """
+    """Return the error that stops a query, ``None`` if the query may continue."""
     if last.reason == AbortReason.FENCED:
         return _failure(
             f"query {query_id} was stopped, because another driver runs it and writes its "
@@ -122,17 +112,7 @@ def stop_failed(query_id: str, error: BaseException) -> FailedCheckpointsError:
 def restart_failed(
     query_id: str, error: BaseException, last: BaseException
 ) -> FailedCheckpointsError:
-    """Return the error of a query that a restart in place stopped, and that could not continue.
-
-    Parameters
-    ----------
-    query_id
-        The query.
-    error
-        Why it was not restarted.
-    last
-        Why it could not be started as it was.
-    """
+    """Return the error of a query that a restart in place stopped, and that could not continue."""
     also = "" if last is error else f", and it could not be started as it was: {_text(last)}"
     return _failure(
         f"query {query_id} was stopped for a restart in place, which failed: {_text(error)}{also}; "
@@ -147,14 +127,7 @@ _STOP_FIRST = "To stop it without an error, call the query's stop() before the s
 def session_ended(query_id: str, why: str, epoch: int | None) -> SessionEndedError:
     """Return the error of a query whose Spark session has ended before the query.
 
-    Parameters
-    ----------
-    query_id
-        The query.
-    why
-        As :func:`why_ended` says it.
-    epoch
-        The newest committed epoch if it has no checkpoint, else ``None``.
+    `epoch` is the newest committed epoch if that epoch has no checkpoint, else ``None``.
     """
     if epoch is None:
         return SessionEndedError(
@@ -171,17 +144,7 @@ def session_ended(query_id: str, why: str, epoch: int | None) -> SessionEndedErr
 
 
 def not_without_session(query_id: str, what: str, why: str) -> SessionEndedError:
-    """Return the error of a call that needs a session which has ended.
-
-    Parameters
-    ----------
-    query_id
-        The query.
-    what
-        The call.
-    why
-        As :func:`why_ended` says it.
-    """
+    """Return the error of a call that needs a session which has ended."""
     return SessionEndedError(
         f"query {query_id} has ended, and {what} is not possible any more, because {why}. Start "
         "the query again at its checkpointLocation in another session. pyspark_ckpt.history and "
@@ -241,17 +204,9 @@ def _process_ends() -> bool:
 class WatchedQuery:
     """A query, and the failure for which it was stopped.
 
-    Parameters
-    ----------
-    query
-        The running query.
-    record
-        Is called with each failure.
-    session_error
-        Returns the error of a query whose Spark session has ended, ``None`` while it is there.
-
-    `failure` is the first noted failure, for every caller that waits for the query. `is_left` says
-    that the process ends and leaves the query to its Spark Connect server.
+    `record` is called with each failure, and `session_error` returns ``None`` while the session is
+    there. `failure` is the first noted failure, for every caller that waits for the query.
+    `is_left` says that the process ends and leaves the query to its Spark Connect server.
     """
 
     def __init__(

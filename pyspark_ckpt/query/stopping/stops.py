@@ -43,27 +43,7 @@ logger = library_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run of a query, as its coordinator has it.
-
-    Parameters
-    ----------
-    spark, query, files
-        The session, Spark's query, and its directories and operators.
-    timeout_ms
-        How long to wait for the epoch in progress, and for a savepoint.
-    watched
-        The query, with the failure for which it was stopped.
-    runner, taker, savepoints
-        Take its checkpoints and savepoints.
-    last_epochs
-        Runs the epochs that it still needs.
-    join
-        Waits until its coordinator has ended.
-    check_session
-        Refuses to act for a run whose session has ended.
-    under_way
-        Counts the stops with a savepoint, for those who wait for the end of all work.
-    """
+    """One run of a query, as its coordinator has it."""
 
     spark: SparkSession
     query: StreamingQuery
@@ -85,13 +65,7 @@ class Run:
 
 
 class RunStops:
-    """Stops a run between two epochs.
-
-    Parameters
-    ----------
-    run
-        The run.
-    """
+    """Stops a run between two epochs."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -148,20 +122,8 @@ class RunStops:
     ) -> Savepoint:
         """Stop the query after the epoch in progress, and take a savepoint of that epoch.
 
-        Parameters
-        ----------
-        directory, savepoint_format
-            As for :meth:`SavepointTaker.take`.
-        drain
-            Whether all event-time timers fire first.
-
-        Raises
-        ------
-        NotBuiltYetError
-            If `drain` is set for a query with Spark's own stateful operators.
-        CheckpointAbortedError
-            If the query is being restarted in place, its session has ended, or the savepoint was
-            not made.
+        With `drain`, all event-time timers fire first. CheckpointAbortedError means that the query
+        is being restarted in place, that its session has ended, or that the savepoint was not made.
         """
         run = self._run
         run.check_session()
@@ -225,20 +187,10 @@ class RunStops:
         Savepoints that are being taken are completed first, also those that are begun before the
         last epoch ends. Checkpoints stay, and requests wait for the next run.
 
-        Returns
-        -------
-        tuple
-            Path and metadata of a checkpoint of the last epoch, as :func:`last_metadata`.
-
-        Raises
-        ------
-        CheckpointAbortedError
-            If somebody else has stopped the query, or is about to, its session has ended, or a
-            savepoint takes too long.
-        FencedError
-            If another driver runs it.
-        CkptError, OSError, StreamingQueryException
-            If its last epoch or checkpoint failed.
+        The result is the path and metadata of a checkpoint of the last epoch.
+        CheckpointAbortedError means that somebody else has stopped the query or is about to, that
+        its session has ended, or that a savepoint takes too long. FencedError means that another
+        driver runs the query.
         """
         run = self._run
         with log_fields(query=run.query_id):

@@ -68,20 +68,9 @@ def exchange(
 ) -> None:
     """Exchange the content of a location; durable on return.
 
-    Parameters
-    ----------
-    location
-        The ``checkpointLocation``.
-    wanted
-        What is exchanged for what.
-    check_still_ours
-        Raises if another driver has taken the location over. A driver that takes it over later
-        finds the marker.
-
-    Raises
-    ------
-    FencedError
-        If another driver has found the marker. Nothing was moved, or that driver does the rest.
+    `check_still_ours` raises if another driver has taken the location over; a driver that takes it
+    over later finds the marker. FencedError means that another driver has found the marker: nothing
+    was moved, or that driver does the rest.
     """
     wanted = msgspec.structs.replace(wanted, is_claimed=True)
     location.write(ROLLBACK_MARKER, [msgspec.json.encode(wanted)])
@@ -96,13 +85,7 @@ def exchange(
 
 
 def begun_exchange(location: Storage) -> Exchange | None:
-    """Return the exchange that was begun in a location, ``None`` without one.
-
-    Raises
-    ------
-    CorruptFileError
-        If the marker was changed.
-    """
+    """Return the exchange that was begun in a location, ``None`` without one."""
     try:
         return read_small_file(
             location,
@@ -119,12 +102,9 @@ def begun_exchange(location: Storage) -> Exchange | None:
 def finish_exchange(location: Storage, begun: Exchange) -> bool:
     """Do the rest of an exchange, whatever part of it was done.
 
-    Returns
-    -------
-    bool
-        Whether it is done now. A restart in place that nobody has claimed is void instead, because
-        its driver may have been paused while other drivers ran. So is a rollback that its driver
-        took back. Nothing of either was done.
+    Returns whether the exchange is done now. A restart in place that nobody has claimed is void
+    instead, because its driver may have been paused while other drivers ran, and so is a rollback
+    that its driver took back. Nothing of either was done.
     """
     if begun.is_claimed and begun.restarts and _withdraw_unless_claimed(location, begun):
         return False
@@ -143,15 +123,8 @@ def finish_restart(location: Storage) -> Exchange | None:
 
     The new content is complete by then, and no epoch is lost.
 
-    Returns
-    -------
-    Exchange or None
-        What was finished; ``None`` if there was nothing to finish.
-
-    Raises
-    ------
-    FencedError
-        If another driver finishes it, too.
+    Returns ``None`` if there was nothing to finish. FencedError means that another driver finishes
+    the restart, too.
     """
     begun = None
     with suppress(CorruptFileError):  # a start refuses it with what to do
@@ -171,17 +144,8 @@ live_shadows: set[str] = set()
 def remove_leftovers_of_restarts(location: Storage, check_not_fenced: Callable[[], None]) -> None:
     """Remove what restarts in place and shadows of earlier drivers left behind.
 
-    Parameters
-    ----------
-    location
-        The ``checkpointLocation``.
-    check_not_fenced
-        Is called before each directory. Raises if another driver has taken the query over.
-
-    Raises
-    ------
-    FencedError
-        If another driver has; what it works on stays.
+    `check_not_fenced` is called before each directory, and raises FencedError if another driver has
+    taken the query over. What that driver works on stays.
     """
     # Listed before the look: what a driver makes that takes over after it is not in the list.
     for name in [name for name in location.list() if _is_left(name)]:
@@ -203,13 +167,7 @@ class _Claim:
         self._next = _claim_path(begun, number + 1)
 
     def check(self) -> None:
-        """Check that no other driver has claimed or finished the exchange.
-
-        Raises
-        ------
-        FencedError
-            If one has.
-        """
+        """Check that no other driver has claimed or finished the exchange."""
         # The claims are removed some time after the marker, so the marker is read last.
         if self._location.exists(self._next) or begun_exchange(self._location) != self._begun:
             raise _taken_over(self._location)

@@ -17,15 +17,6 @@ def note_not_restored(location: Storage, checkpoints: Storage, request: RestoreR
 
     A claim is given up, durably, if this start names the same path with ``NO_CLAIM``. The driver
     that claimed it may have died before the query had a checkpoint.
-
-    Parameters
-    ----------
-    location
-        The ``checkpointLocation``.
-    checkpoints
-        The query's checkpoints directory.
-    request
-        The restore that is not done.
     """
     path, origin = request.path, read_origin(checkpoints)
     if origin is not None and _is_or_replaces(origin, path):

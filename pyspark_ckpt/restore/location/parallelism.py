@@ -30,23 +30,8 @@ def check_parallelism(
 ) -> None:
     """Check that the query's parallelism is that of the session and of the location.
 
-    Parameters
-    ----------
-    location
-        The ``checkpointLocation``.
-    operators
-        The query's operators.
-    spark
-        The session.
-    option
-        The writer's option, which has no effect on a query that is built.
-
-    Raises
-    ------
-    PlanError
-        If the parallelism was changed after the query was built, or after Spark wrote the
-        first offsets of the location. Spark would keep the old number. Also if Spark has
-        distributed the state to another number of partitions by itself.
+    `option` is the writer's option, which has no effect on a query that is built. PlanError is also
+    raised if Spark has distributed the state to another number of partitions by itself.
     """
     begun, bound = _begun_epoch(location), None
     if begun is not None:

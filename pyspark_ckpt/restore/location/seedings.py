@@ -46,13 +46,7 @@ _FRESH = {QUERY_ID_NAME, IDENTITY_NAME, OUTPUT_PATHS, PLACES, SEEDING_MARKER, SE
 
 
 def is_half_seeded(location: Storage) -> bool:
-    """Return whether a location is being filled, or a driver was killed while it filled it.
-
-    Raises
-    ------
-    CorruptFileError
-        If a file of a seeding was changed.
-    """
+    """Return whether a location is being filled, or a driver was killed while it filled it."""
     return _is_half_seeded(location, highest_number(location, seeding_path))
 
 
@@ -61,11 +55,6 @@ def settle_seedings(location: Storage) -> None:
 
     The end of a seeding becomes durable, and the marker that may be left beside it is removed. A
     seeding that has begun and changed nothing is ended.
-
-    Raises
-    ------
-    CorruptFileError
-        If a file of a seeding was changed.
     """
     newest = highest_number(location, seeding_path)
     if newest == 0 or _is_half_seeded(location, newest):
@@ -80,22 +69,9 @@ def settle_seedings(location: Storage) -> None:
 def begin_seeding(location: Storage) -> Seeding:
     """Take the right to fill a location that is fresh, or that another driver has half filled.
 
-    Parameters
-    ----------
-    location
-        The ``checkpointLocation``.
-
-    Returns
-    -------
-    Seeding
-        Durable; no other driver ends an earlier one.
-
-    Raises
-    ------
-    RestoreError
-        If the location is neither.
-    FencedError
-        If another driver has begun at the same time, or has filled it meanwhile.
+    The seeding is durable on return, and no other driver can end an earlier one. ``RestoreError``
+    means that the location is neither fresh nor half filled. ``FencedError`` means that another
+    driver began at the same time, or has filled the location.
     """
     newest = highest_number(location, seeding_path)
     if _is_half_seeded(location, newest):
@@ -114,15 +90,9 @@ def begin_seeding(location: Storage) -> Seeding:
 def take_over_unnumbered(location: Storage) -> Seeding | None:
     """Take over a seeding that version 0.1.0 has left unfinished, perhaps with an initial state.
 
-    Returns
-    -------
-    Seeding or None
-        Durable; ``None`` if none is unfinished, or if it has a number and is thus a restore.
-
-    Raises
-    ------
-    FencedError
-        If another driver does so, too, or the driver has ended it.
+    The seeding is durable on return. The result is ``None`` if no seeding is unfinished, or if the
+    unfinished one has a number and is thus a restore. ``FencedError`` means that another driver
+    takes it over, too, or that the driver of the seeding has ended it.
     """
     newest = highest_number(location, seeding_path)
     if newest > 0 or not _is_half_seeded(location, newest):
@@ -131,15 +101,7 @@ def take_over_unnumbered(location: Storage) -> Seeding | None:
 
 
 class Seeding:
-    """The right to fill a location, until another driver takes the next number.
-
-    Parameters
-    ----------
-    location
-        The ``checkpointLocation``.
-    number
-        The number of the seeding.
-    """
+    """The right to fill a location, until another driver takes the next number."""
 
     def __init__(self, location: Storage, number: int) -> None:
         self._location = location
@@ -148,10 +110,7 @@ class Seeding:
     def check(self) -> None:
         """Check that no other driver has taken the location over.
 
-        Raises
-        ------
-        FencedError
-            If one has.
+        ``FencedError`` is raised if another driver has.
         """
         if self._location.exists(seeding_path(self._number + 1)):
             raise _taken_over(self._location)
@@ -163,17 +122,8 @@ class Seeding:
         their numbers grow, the notes on its output paths, and savepoints, because they belong to
         the user.
 
-        Parameters
-        ----------
-        checkpoints_directory
-            ``spark.ckpt.execution.checkpointing.dir``.
-
-        Raises
-        ------
-        FencedError
-            If another driver has taken the location over.
-        OSError
-            If something of it is still there.
+        ``FencedError`` is raised if another driver has taken the location over, and ``OSError`` if
+        something in it is still there.
         """
         location = self._location
         query_id = SparkLog(location).query_id()
@@ -210,10 +160,7 @@ class Seeding:
     def name_query(self) -> str:
         """Give the cleared location's query a new id; durable on return.
 
-        Raises
-        ------
-        FencedError
-            If another driver has done so.
+        ``FencedError`` is raised if another driver has given it a new id.
         """
         self.check()
         try:
@@ -224,10 +171,8 @@ class Seeding:
     def end(self) -> None:
         """Make the location complete, like that of any query; durable on return.
 
-        Raises
-        ------
-        FencedError
-            If another driver has taken it over; it is not complete.
+        ``FencedError`` is raised if another driver has taken the location over; the location is not
+        complete then.
         """
         self.check()
         try:

@@ -58,24 +58,10 @@ _NONE = -1
 class Output:
     """What is at an output path.
 
-    Parameters
-    ----------
-    path
-        The path, without links.
-    given_path
-        The path as it was given, with which Spark writes the names of its files into the log.
-    oldest, newest
-        The first and last epoch that has an entry in the log, -1 if there is none.
-    is_fresh
-        Whether the log has only empty entries, such as a start writes.
-    lacking
-        The epochs since the newest compaction that have no entry, up to the newest or the query's.
-    has_files
-        Whether the path has files although its log has no entry.
-    writers
-        The queries that have claimed the path.
-    other_location
-        The location of the last of them, if it is another one than the query's, and still has it.
+    `path` has no links, and `given_path` is the path with which Spark writes the names of its files
+    into the log. `oldest` and `newest` are -1 if the log has no entry, and `lacking` begins after
+    the newest compaction. `other_location` is the location of the last of the `writers`, if it
+    differs from the query's location and still has that query.
     """
 
     path: str
@@ -93,20 +79,8 @@ class Output:
 class Continued:
     """The query that is to write to a path, as its location has it.
 
-    Parameters
-    ----------
-    query_id
-        Its id, ``None`` if it has none yet.
-    committed, begun
-        Its newest epochs, -1 if there is none.
-    rolled_back
-        The epochs that rollbacks of the location made void.
-    used
-        Where the queries of the location have written.
-    origin
-        What it was restored from.
-    way_back
-        What brings back epochs that the location has lost and a checkpoint has.
+    `query_id` is ``None`` if the query has no id yet. `committed` and `begun` are -1 if there is
+    none. `way_back` is what brings back epochs that the location has lost and a checkpoint has.
     """
 
     query_id: str | None = None
@@ -244,21 +218,8 @@ def _written(query: Continued) -> Iterator[tuple[int, float, str | None]]:
 def check_path(location: Storage, checkpoints: Storage | None, sink: FileSinkLog) -> None:
     """Check that the query of a location may write to a path; writes nothing.
 
-    Parameters
-    ----------
-    location
-        The query's location.
-    checkpoints
-        Its checkpoints directory, ``None`` if it has no id yet.
-    sink
-        The log of the path.
-
-    Raises
-    ------
-    RestoreError
-        If it may not; the error says why, and what to do.
-    CorruptFileError
-        If the path's log lacks epochs that the location has written there.
+    `checkpoints` is ``None`` if the query has no id yet. ``CorruptFileError`` means that the log of
+    the path lacks epochs that the location has written there.
     """
     query = continued_at(location, checkpoints)
     if query.origin is None and _cannot_be_seen(sink) is not None:
@@ -269,13 +230,7 @@ def check_path(location: Storage, checkpoints: Storage | None, sink: FileSinkLog
 
 
 def check_fresh(sink: FileSinkLog, epoch: int, location: Storage) -> None:
-    """Check that a path is free for a query that is to be restored at an epoch; writes nothing.
-
-    Raises
-    ------
-    RestoreError
-        If a query has written there, or has claimed the path.
-    """
+    """Check that a path is free for a query that is to be restored at an epoch; writes nothing."""
     query = Continued(committed=epoch)
     refusal = use_of(output_at(sink, location, query), query)
     if refusal is not None:
@@ -287,25 +242,8 @@ def prepare_path(
 ) -> None:
     """Claim and fill the path of a query, so that the sink takes its next epochs; durable.
 
-    Parameters
-    ----------
-    location
-        The query's location; the query has an id.
-    checkpoints
-        The query's checkpoints directory.
-    sink
-        The log of the path.
-    table
-        The table that the path is of; it is made if it does not exist.
-
-    Raises
-    ------
-    RestoreError
-        If the path has the output of later epochs, as after a rollback, or of another query, or
-        lacks epochs of this one. Nothing was written.
-    CorruptFileError
-        If an entry of the path's log is damaged: Spark would write on into a path that nobody can
-        read.
+    The query must have an id already, and `table` is made if it does not exist. Nothing was written
+    if ``RestoreError`` is raised.
     """
     query = continued_at(location, checkpoints)
     assert query.query_id is not None  # it is given before the path is claimed

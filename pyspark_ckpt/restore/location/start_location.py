@@ -88,17 +88,9 @@ _UNFINISHED_OFFSETS = re.compile(r"\.{1,2}[0-9]+\.[0-9a-f-]{36}\.tmp(?:\.crc)?")
 class StartLocation:
     """The location at which a query is about to start.
 
-    Parameters
-    ----------
-    storage
-        The ``checkpointLocation``.
-    checkpoints_directory
-        ``spark.ckpt.execution.checkpointing.dir``; by default the checkpoints lie inside the
-        location.
-    operators
-        The query's operators.
-    has_store_elsewhere
-        Whether a store outside of the directory knows which checkpoints are complete.
+    If `checkpoints_directory` is ``None``, the checkpoints lie inside the location.
+    `has_store_elsewhere` says whether a store outside of the directory knows which checkpoints are
+    complete.
     """
 
     def __init__(
@@ -147,15 +139,6 @@ class StartLocation:
         """Check that the query's checkpoints are where the location has them; writes nothing.
 
         Reads Spark's state store if nothing shows that the directory is the location's.
-
-        Raises
-        ------
-        RestoreError
-            If they are elsewhere, or gone, or belong to another location.
-        CorruptFileError, UnsafePathError
-            If the location's record of it was changed, or its path is not safe.
-        ConfigurationError, NotBuiltYetError
-            If there is no storage for the recorded directory.
         """
         query_id = self._log.query_id()
         if query_id is None:
@@ -200,10 +183,7 @@ class StartLocation:
     def _record_place(self) -> None:
         """Record where the checkpoints are, unless the location says so; durable on return.
 
-        Raises
-        ------
-        FencedError
-            If another driver records another place at the same time.
+        ``FencedError`` is raised if another driver records another place at the same time.
         """
         if self._place_number is None:  # nobody has looked, because the location is new
             self._place_number, recorded = read_place(RetryingStorage(self.storage))
@@ -232,10 +212,7 @@ class StartLocation:
         That is a checkpoints directory elsewhere, or a store of completed checkpoints elsewhere.
         Both are found by the query's id, which a copy has, too.
 
-        Raises
-        ------
-        RestoreError
-            If another location owns it, or its checkpoints are of epochs that this location lacks.
+        ``RestoreError`` is raised also if the checkpoints are of epochs that this location lacks.
         """
         query_id = self._log.query_id()
         if query_id is None or not self._would_be_shared(query_id):
@@ -257,11 +234,8 @@ class StartLocation:
         Without an epoch, Spark would begin at epoch 0 without state, below the epochs of the
         checkpoints inside.
 
-        Raises
-        ------
-        RestoreError
-            If offsets and commits are gone. The first two epochs run again: a power loss may have
-            taken them.
+        The first two epochs may be missing, because a power loss may have taken them; they run
+        again.
         """
         if self._is_half_seeded:
             return
@@ -275,11 +249,6 @@ class StartLocation:
 
         With another id, sinks would take its epochs for those of another query, and the query
         would replace the checkpoints inside, or not find those outside.
-
-        Raises
-        ------
-        CorruptFileError
-            If it is not; the error names a checkpoint for a rollback.
         """
         if self._is_half_seeded:
             return
@@ -289,13 +258,7 @@ class StartLocation:
         self._refuse(damage)
 
     def check_logs(self, sources: Sources) -> None:
-        """Check the logs that Spark reads before it begins an epoch; nothing was started.
-
-        Raises
-        ------
-        CorruptFileError
-            If a file of them is missing or damaged; the error names a checkpoint for a rollback.
-        """
+        """Check the logs that Spark reads before it begins an epoch; nothing was started."""
         if not self._is_half_seeded:
             self._refuse(damaged_log(self._log, sources))
 
@@ -325,12 +288,8 @@ class StartLocation:
 
         The location records where it is.
 
-        Raises
-        ------
-        RestoreError
-            If another location owns it.
-        FencedError
-            If another driver starts the query with another directory at the same time.
+        ``FencedError`` is raised if another driver starts the query with another directory at the
+        same time.
         """
         query_id = self._log.query_id()
         if query_id is None:
@@ -352,10 +311,7 @@ class StartLocation:
 
         Called when the location is filled. With the policy ``max`` every row would be late.
 
-        Raises
-        ------
-        PlanError
-            If the policy is ``max`` in the location or, if no epoch has begun, in the session.
+        The policy of the session counts only if no epoch has begun in the location.
         """
         passing = [each.uid for each in self.operators.descriptors if each.passes_watermark]
         begun = self._log.begun_epoch()
@@ -371,15 +327,6 @@ class StartLocation:
         """Check that the states of the last committed epoch fit what the processors ask for.
 
         Reads Spark's state store if there is a committed epoch.
-
-        Raises
-        ------
-        IncompatibleStateError
-            If a state or an operator does not fit; nothing was started.
-        RestoreError
-            If a subtask did not start from its initial state.
-        CorruptFileError
-            If Spark cannot read the state; the error names a checkpoint for a rollback.
         """
         epoch, query_id = self._committed_epoch, self._log.query_id()
         if epoch is None or query_id is None:
@@ -412,13 +359,7 @@ class StartLocation:
         return error if found is None else damaged_location(self.storage, checkpoints, found)
 
     def check_not_half_rolled_back(self) -> None:
-        """Check that no rollback was interrupted in the location; finish a restart in place.
-
-        Raises
-        ------
-        RestoreError
-            If one was.
-        """
+        """Check that no rollback was interrupted in the location; finish a restart in place."""
         finish_restart(self.storage)
         settle_seedings(self.storage)
         self._found_half_seeded = None
@@ -448,15 +389,9 @@ class StartLocation:
         After this driver has fenced those before it, none of them begins an exchange. What one of
         them began before is seen here.
 
-        Parameters
-        ----------
-        query_id
-            The id of the query that is about to begin; a restore of another driver changes it.
-
-        Raises
-        ------
-        FencedError
-            If one exchanges or fills it, or has done so.
+        `query_id` is the id of the query that is about to begin, because a restore by another
+        driver changes the id. ``FencedError`` is raised if another driver exchanges or fills the
+        location, or has done so.
         """
         if query_id is not None and (
             is_half_seeded(self.storage) or self._log.query_id() != query_id
@@ -485,13 +420,7 @@ class StartLocation:
             )
 
     def check_not_half_seeded(self) -> None:
-        """Check that each restore into the location has ended.
-
-        Raises
-        ------
-        RestoreError
-            If one has not.
-        """
+        """Check that each restore into the location has ended."""
         if self._is_half_seeded:
             raise RestoreError(
                 f"{self.storage.url}: a restore into this location has not ended. If no driver is "
@@ -521,16 +450,7 @@ class StartLocation:
 
         A new table is created after all checks, because the sink's log lies in its directory.
 
-        Raises
-        ------
-        RestoreError
-            If the location or the sink's path is not fresh, or operators do not fit.
-        IncompatibleStateError, PlanError
-            If a state does not fit.
-        CheckpointNotFoundError, CorruptFileError, UnsafePathError
-            If there is no good checkpoint or savepoint at the path.
-        FencedError
-            If another driver fills the location, or has done so meanwhile.
+        ``FencedError`` is raised if another driver fills the location, or has filled it.
         """
         if self._committed_epoch is not None:
             query_id = self._log.query_id()
@@ -580,23 +500,10 @@ class StartLocation:
         Until epoch 0 is committed, each start makes them anew, as Spark does. The processor sees
         one processing time in all starts after epoch 0 has begun.
 
-        Parameters
-        ----------
-        runtime_of
-            Returns the settings of the query for its id.
-
-        Returns
-        -------
-        FileReference or None
-            The handles that epoch 0 starts from, ``None`` if it starts empty or is committed.
-
-        Raises
-        ------
-        RestoreError
-            If epoch 0 began with an initial state and the query is built without one now, or if a
-            restore has not ended.
-        FencedError
-            If another driver fills the location, or has done so meanwhile.
+        The result has the handles that epoch 0 starts from, or is ``None`` if epoch 0 starts empty
+        or is committed. ``RestoreError`` means that epoch 0 began with an initial state and the
+        query is built without one now, or that a restore has not ended. ``FencedError`` is raised
+        if another driver fills the location, or has filled it.
         """
         all_states = [initial_state_of(operator) for operator in self.operators.descriptors]
         states = [state for state in all_states if state is not None]

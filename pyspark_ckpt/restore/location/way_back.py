@@ -29,17 +29,8 @@ QUERY_ID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 def query_id_at(location: Storage, root: Storage | None) -> str | None:
     """Return the id of a location's query, also if Spark's file with the id is lost or damaged.
 
-    Parameters
-    ----------
-    location
-        The ``checkpointLocation``.
-    root
-        ``spark.ckpt.execution.checkpointing.dir``, by default what the location records.
-
-    Returns
-    -------
-    str or None
-        ``None`` if the location has no query, or nothing says which.
+    `root` is by default what the location records. The result is ``None`` if the location has no
+    query, or if nothing says which query it has.
     """
     query_id = readable_query_id(location)
     if query_id is not None:
@@ -83,17 +74,7 @@ def _whole(path: str) -> RestoreSource | None:
 def damaged_location(
     location: Storage, checkpoints: Storage | None, what: Damage | str
 ) -> CorruptFileError:
-    """Return the error of a location in which a file of Spark's is damaged, with the way back.
-
-    Parameters
-    ----------
-    location
-        The ``checkpointLocation``.
-    checkpoints
-        The query's checkpoints directory, ``None`` if nothing says where it is.
-    what
-        The file, and what is wrong with it.
-    """
+    """Return the error of a location in which a file of Spark's is damaged, with the way back."""
     return CorruptFileError(f"{what}. {way_back(location, checkpoints)}")
 
 
@@ -163,21 +144,7 @@ def explained(
 ) -> CorruptFileError | None:
     """Return Spark's failure as the error of the file that it could not read.
 
-    Parameters
-    ----------
-    error
-        What Spark raised.
-    log
-        Spark's files in the location.
-    checkpoints
-        The query's checkpoints directory.
-    sources, parallelism
-        As for :func:`~pyspark_ckpt.spark.damage.damaged_file`.
-
-    Returns
-    -------
-    CorruptFileError or None
-        ``None`` if no file shows damage, and Spark names none.
+    The result is ``None`` if no file shows damage and Spark names none.
     """
     location = log.storage
     try:

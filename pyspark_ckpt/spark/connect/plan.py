@@ -16,13 +16,7 @@ _ADVICE = "compute it in a separate query, or start the query on a classic sessi
 
 
 def connect_operators(df: DataFrame) -> tuple[OperatorDescriptor, ...]:
-    """Return the operators of this library in a query, in the order of Spark's ids.
-
-    Raises
-    ------
-    NotBuiltYetError
-        If the query has stateful operators of Spark, or a stream that the client cannot see.
-    """
+    """Return the operators of this library in a query, in the order of Spark's ids."""
     plan = connect_plan.plan_of(df)
     for node in connect_plan.hidden(plan):
         if connect.is_stream(df, node):
@@ -56,11 +50,8 @@ def _descriptors(df: DataFrame) -> Iterator[OperatorDescriptor]:
 def connect_source_ids(df: DataFrame) -> tuple[int, ...]:
     """Return the id of the source at each place where a query reads a source.
 
-    Raises
-    ------
-    NotBuiltYetError
-        If the query uses one streaming DataFrame at two places: whether Spark then has one source
-        or two depends on the server's cache of plans.
+    ``NotBuiltYetError`` is raised if the query uses one streaming DataFrame at two places, because
+    it depends on the server's cache of plans whether Spark then has one source or two.
     """
     sources = connect_plan.streaming_sources(connect_plan.plan_of(df))
     if len({id(each) for each in sources}) < len(sources):

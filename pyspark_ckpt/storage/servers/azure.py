@@ -61,23 +61,8 @@ _NO_CONTAINER = "ContainerNotFound"
 class AzureStorage(RemoteStorage):
     """Blobs of one container whose names start with a prefix.
 
-    Parameters
-    ----------
-    scheme
-        ``abfss`` or ``az``.
-    authority
-        ``container@account.dfs.core.windows.net``, or only the container: then the environment
-        names the account.
-    prefix
-        The start of all names; may be empty.
-
-    Raises
-    ------
-    ConfigurationError
-        If Azure's client is not installed, the container's name is not allowed, or the environment
-        has no account.
-    UnsafePathError
-        If the prefix steps upwards.
+    `authority` is ``container@account.dfs.core.windows.net``, or only the container; then the
+    environment names the account.
     """
 
     def __init__(self, scheme: str, authority: str, prefix: str = "") -> None:

@@ -43,23 +43,7 @@ _TAKEN = 412
 
 
 class GcsStorage(RemoteStorage):
-    """Objects of one bucket whose names start with a prefix.
-
-    Parameters
-    ----------
-    bucket
-        The bucket; it must exist.
-    prefix
-        The start of all names; may be empty.
-
-    Raises
-    ------
-    ConfigurationError
-        If google-auth is not installed, no credentials are found, or the bucket's name is not
-        allowed.
-    UnsafePathError
-        If the prefix steps upwards.
-    """
+    """Objects of one bucket whose names start with a prefix."""
 
     _directory_ending = "/"  # of the object that Hadoop makes for a directory itself
 

@@ -32,19 +32,7 @@ _COLON = "\uf03a"
 class HdfsStorage(RemoteStorage):
     """Files below one directory of an HDFS.
 
-    Parameters
-    ----------
-    authority
-        ``host:port`` of the NameNode, or a name service of ``hdfs-site.xml``.
-    path
-        The directory; may be empty.
-
-    Raises
-    ------
-    ConfigurationError
-        If hdfs-native is not installed, or no NameNode is known by that name.
-    UnsafePathError
-        If the path steps upwards.
+    `authority` is ``host:port`` of the NameNode, or a name service of ``hdfs-site.xml``.
     """
 
     moves_at_once = True

@@ -13,17 +13,7 @@ from pyspark_ckpt.storage.servers.remote import RemoteStorage
 
 
 class FsspecStorage(RemoteStorage):
-    """Files whose names start with `root`, in a file system that caches no listings.
-
-    Parameters
-    ----------
-    url
-        The root with its scheme.
-    root
-        The root as the file system names it.
-    file_system
-        The file system of fsspec.
-    """
+    """Files whose names start with `root`, in a file system that caches no listings."""
 
     _directory_ending = "/"  # of the object that Hadoop makes for a directory itself
 

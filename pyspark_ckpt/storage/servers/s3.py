@@ -41,24 +41,7 @@ _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 
 
 class S3Storage(FsspecStorage):
-    """Objects of one bucket whose keys start with a prefix.
-
-    Parameters
-    ----------
-    bucket
-        The bucket; it must exist.
-    prefix
-        The start of all keys; may be empty.
-    scheme
-        As Spark names the bucket: ``s3a`` for Hadoop's file system, ``s3`` where a vendor has one.
-
-    Raises
-    ------
-    ConfigurationError
-        If s3fs is not installed, or the bucket's name or the prefix is not allowed.
-    UnsafePathError
-        If the prefix steps upwards.
-    """
+    """Objects of one bucket whose keys start with a prefix."""
 
     _no_place = "NoSuchBucket"
 

@@ -62,17 +62,7 @@ class CapturedState:
     def remove_past(
         self, touched: Container[StoredKey], now_ms: int | None, parking: Parking
     ) -> Entries:
-        """Remove what is over before an epoch of keys that the epoch does not work on; return it.
-
-        Parameters
-        ----------
-        touched
-            The keys that the epoch works on.
-        now_ms
-            The time up to which the epoch fires timers; ``None`` if it fires none.
-        parking
-            The states of the parked keys.
-        """
+        """Remove, before an epoch, what is over of keys that it does not work on; return it."""
         past: Entries = {}
         for key in self._worked_on:  # these have each parked key of the last epoch
             if key not in touched:
@@ -106,13 +96,7 @@ class CapturedState:
 
 
 class Parking:
-    """The two states of the parked keys among the states of an epoch.
-
-    Parameters
-    ----------
-    states
-        The states by their ids.
-    """
+    """The two states of the parked keys among the states of an epoch."""
 
     def __init__(self, states: Sequence[StateDescriptor]) -> None:
         live = {

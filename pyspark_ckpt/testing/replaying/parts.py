@@ -28,15 +28,7 @@ _TO_DO = "capture the epochs again"
 
 
 class ReadPart:
-    """One epoch of a subtask as it was captured.
-
-    Parameters
-    ----------
-    part
-        The part as it is stored.
-    name
-        The name of the file, for errors.
-    """
+    """One epoch of a subtask as it was captured."""
 
     def __init__(self, part: CapturePart, name: str) -> None:
         self.epoch: CapturedEpoch = part.epoch
@@ -58,13 +50,7 @@ class ReadPart:
         return self._entries(SectionName.AFTER)
 
     def rows(self) -> list[SentRows]:
-        """Return the keyed rows in the parts in which the processor got them.
-
-        Raises
-        ------
-        CorruptFileError
-            If they are not as many batches as the header says.
-        """
+        """Return the keyed rows in the parts in which the processor got them."""
         batches = iter(self._batches(SectionName.ROWS))
         parts = [[batch for _, batch in zip(range(n), batches)] for n in self.epoch.batches]  # noqa: B905
         if tuple(map(len, parts)) != self.epoch.batches or next(batches, None) is not None:
@@ -76,13 +62,7 @@ class ReadPart:
         return self._batches(SectionName.BROADCAST)
 
     def output(self) -> SentRows:
-        """Return the output.
-
-        Raises
-        ------
-        CorruptFileError
-            If it does not say which calls it is of.
-        """
+        """Return the output."""
         batches = self._batches(SectionName.OUTPUT)
         if batches and not {STEP_COLUMN, KEY_COLUMN} <= set(batches[0].schema.names):
             raise corrupt_file(self._name, "its output lacks columns", _TO_DO)
@@ -116,15 +96,8 @@ def read_parts(file: str | Path, uid: str | None) -> list[ReadPart]:
 
     Of an epoch the newest run counts, and of a subtask the newest attempt of that run.
 
-    Raises
-    ------
-    CheckpointNotFoundError
-        If there is no such file.
-    CorruptFileError
-        If the file is damaged.
-    HarnessUseError
-        If it has several operators and `uid` is not given, or has no such operator; or if an epoch
-        was too large to be captured.
+    `uid` may be ``None`` only if the file has one operator. ``HarnessUseError`` is raised also if
+    an epoch was too large to be captured.
     """
     name = str(file)
     stored = list(decode_parts(io.BytesIO(_content(name)), name))

@@ -67,17 +67,6 @@ class SubtaskReplay:
     epochs between are not captured. An entry that differs goes on with the replay's value. A timer
     that fired in an epoch between, and a key that was released there, are removed, see
     :class:`CapturedState`.
-
-    Parameters
-    ----------
-    processor
-        The processor; each epoch works with a copy, as in a query.
-    backend_type
-        Where the state is.
-    migrations
-        As for ``transformWithState``.
-    directory
-        A directory for this subtask.
     """
 
     def __init__(
@@ -103,15 +92,7 @@ class SubtaskReplay:
         self._backend.close()
 
     def run(self, part: ReadPart) -> ReplayedEpoch:
-        """Run an epoch; return what both runs made of it.
-
-        Raises
-        ------
-        ProcessorError
-            If the processor raises.
-        IncompatibleStateError
-            If the processor asks for states that the stored states cannot become.
-        """
+        """Run an epoch; return what both runs made of it."""
         epoch = part.epoch
         touched = dict.fromkeys(part.touched())
         if not self._continues(epoch):
