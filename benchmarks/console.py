@@ -21,8 +21,8 @@ from pyspark_ckpt.formats.handle import Handle, Segment
 from pyspark_ckpt.formats.metadata import CheckpointMetadata, OperatorMetadata
 from pyspark_ckpt.formats.metadata_file import encode_metadata
 from pyspark_ckpt.formats.modes import CheckpointKind
-from pyspark_ckpt.history.run_log import KEPT_NOTES
-from pyspark_ckpt.history.run_record import (
+from pyspark_ckpt.history.run_log import (
+    KEPT_NOTES,
     RUNS,
     CheckpointRecord,
     EpochRecord,

@@ -45,10 +45,9 @@ a path that the driver and all executors see.
 from pyspark_ckpt.abort_reason import AbortReason
 from pyspark_ckpt.api.capturing import capture
 from pyspark_ckpt.api.epoch_function import EpochId, current_epoch
-from pyspark_ckpt.api.key_by import key_by
 from pyspark_ckpt.api.restoring import plan_restore, rename_uid
 from pyspark_ckpt.api.shadowing import shadow
-from pyspark_ckpt.api.stream import KeyedStream
+from pyspark_ckpt.api.stream import KeyedStream, key_by
 from pyspark_ckpt.api.writer import CheckpointedStreamWriter, write_stream
 from pyspark_ckpt.combine.aggregates import (
     Aggregate,
@@ -89,18 +88,17 @@ from pyspark_ckpt.errors import (
     UnknownEpochError,
     UnsafePathError,
 )
+from pyspark_ckpt.formats.location_files import RolledBack
 from pyspark_ckpt.formats.modes import CheckpointKind
 from pyspark_ckpt.formats.origin import Restore
-from pyspark_ckpt.formats.rolled_back import RolledBack
 from pyspark_ckpt.history.captures import Capture
 from pyspark_ckpt.history.frames import history, subtask_history
 from pyspark_ckpt.history.lineage import lineage
 from pyspark_ckpt.history.listener import CheckpointListener
 from pyspark_ckpt.history.records import AbortedCheckpoint, CompletedCheckpoint, Savepoint
 from pyspark_ckpt.history.verification import Verification, verify
-from pyspark_ckpt.importing.group_state import KeyState
-from pyspark_ckpt.importing.import_checkpoint import import_checkpoint
-from pyspark_ckpt.importing.imported_operator import ImportedOperator
+from pyspark_ckpt.importing.import_checkpoint import ImportedOperator, import_checkpoint
+from pyspark_ckpt.importing.state_rows import KeyState
 from pyspark_ckpt.live.states import LiveState, LiveValue
 from pyspark_ckpt.local_files.conf import local_files_conf
 from pyspark_ckpt.log_fields import JsonLogFormatter
@@ -117,10 +115,8 @@ from pyspark_ckpt.restore.plan import RestorePlan
 from pyspark_ckpt.restore.planned import PlannedState
 from pyspark_ckpt.savepoint.dispose import Disposal, dispose_savepoint
 from pyspark_ckpt.settings import read_conf_file
-from pyspark_ckpt.shadowing.difference import ShadowDifference
-from pyspark_ckpt.shadowing.promotion import Promotion
-from pyspark_ckpt.shadowing.report import ShadowReport
-from pyspark_ckpt.shadowing.shadow import Shadow
+from pyspark_ckpt.shadowing.report import ShadowDifference, ShadowReport
+from pyspark_ckpt.shadowing.shadow import Promotion, Shadow
 from pyspark_ckpt.snapshot.data_source import StateDataSource
 from pyspark_ckpt.snapshot.difference import StateDifference, diff_state
 from pyspark_ckpt.snapshot.snapshot import Snapshot, open_state

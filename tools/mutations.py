@@ -100,7 +100,7 @@ MUTATIONS = (
     ),
     Mutation(
         "lineage of the local copy",
-        "pyspark_ckpt/operator/durable/local_version.py",
+        "pyspark_ckpt/operator/durable/local_copy.py",
         "    return version if version in lineage else None",
         "    return lineage[-1]",
         "tests/unit/operator/durable/test_local_copy.py",
@@ -336,7 +336,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a rollback of a query that runs elsewhere",
-        "pyspark_ckpt/restarting/silence.py",
+        "pyspark_ckpt/restarting/rollback.py",
         '        if new - {"ended"}:',
         "        if False:",
         "tests/unit/restarting/test_silence.py",

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pyspark.sql import DataFrame, SparkSession
 
 from pyspark_ckpt.errors import ConfigurationError, UnknownEpochError
-from pyspark_ckpt.formats.rolled_back import RolledBack
+from pyspark_ckpt.formats.location_files import RolledBack
 from pyspark_ckpt.operator.descriptor import (
     AnnouncedEpoch,
     decode_runtime,

@@ -1,4 +1,4 @@
-"""Restarts a running query in place: with other subtasks, or with another program.
+"""Restart a running query in place: with other subtasks, by call or rule, or another program.
 
 The query stops between two epochs. Its location gets what another number of subtasks or other
 operators need, and the query starts again, in the same session and process. If it cannot start
@@ -7,7 +7,9 @@ again with the change, it starts again as it was (docs/design/0091-restarting-in
 
 from __future__ import annotations
 
+import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -35,6 +37,7 @@ from pyspark_ckpt.query.query import CheckpointedQuery
 from pyspark_ckpt.query.start import QueryStart
 from pyspark_ckpt.query.stopping.failure import query_has_ended, restart_failed
 from pyspark_ckpt.restarting.record import InPlaceRestart
+from pyspark_ckpt.restarting.rules import Load, Proposal, RescaleRules, load_of
 from pyspark_ckpt.restarting.staging import (
     change_in_place,
     changes_state,
@@ -42,10 +45,12 @@ from pyspark_ckpt.restarting.staging import (
     put_back,
 )
 from pyspark_ckpt.restore.location.exchange import Exchange, finish_restart
-from pyspark_ckpt.restore.location.parallelism import bound_parallelism
+from pyspark_ckpt.restore.location.start_location import bound_parallelism
 from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.spark.own_session import in_another_thread
 from pyspark_ckpt.spark.program import Program
+from pyspark_ckpt.spark.query import progress_since
+from pyspark_ckpt.spark.session import why_ended
 from pyspark_ckpt.spark.sink import TableSink
 from pyspark_ckpt.storage.open import Storage
 
@@ -90,9 +95,16 @@ class NextStarts(Protocol):
 
 
 _POLL_S = 0.02
+
+
 _REMOTE_POLL_S = 0.5
+
+
 _WAITING = "Waiting for"
+
+
 """What Spark's status begins with while there is no input, or the next epoch is not due."""
+
 
 logger = library_logger(__name__)
 
@@ -350,3 +362,80 @@ def _first_commit_ms(query: CheckpointedQuery, start: QueryStart, epoch: int) ->
             break
         time.sleep(poll_s)
     return now_ms()
+
+
+POLL_S = 2.0
+
+
+def follow(query: CheckpointedQuery, rules: RescaleRules) -> None:
+    """Look at a query's epochs until it ends, and restart it as the rules say."""
+    threading.Thread(
+        target=_Follower(query, rules).run,
+        name=f"pyspark_ckpt rescale {query.id}",
+        daemon=True,
+    ).start()
+
+
+class _Follower:
+    def __init__(self, query: CheckpointedQuery, rules: RescaleRules) -> None:
+        self._query = query
+        self._rules = rules
+        self._run_id: str | None = None
+        self._last: int | None = None
+        self._loads: deque[Load] = deque(maxlen=rules.window)
+        self._not_before_ms = monotonic_ms() + rules.interval_ms
+
+    def run(self) -> None:
+        has_failed = False
+        while True:
+            try:
+                if not self._query.isActive:
+                    return
+                self._look()
+                has_failed = False
+            except Exception as exc:
+                if why_ended(self._query._spark) is not None:
+                    return
+                if not has_failed:  # once, however long it lasts
+                    logger.warning(
+                        "query %s: the rules of its parallelism cannot see its load, and look "
+                        "again every %g s: %s: %s",
+                        self._query.id,
+                        POLL_S,
+                        type(exc).__name__,
+                        exc,
+                    )
+                has_failed = True
+            time.sleep(POLL_S)
+
+    def _look(self) -> None:
+        proposal = self._proposal()
+        if proposal is not None and monotonic_ms() >= self._not_before_ms:
+            self._restart(proposal)
+
+    def _proposal(self) -> Proposal | None:
+        run = self._query._query
+        if run.runId != self._run_id:  # it was restarted: the epochs before say nothing now
+            self._run_id, self._last = run.runId, None
+            self._loads.clear()
+        for report in progress_since(run, self._last):
+            self._last = report["batchId"]
+            load = load_of(report)
+            if load is not None:
+                self._loads.append(load)
+        return self._rules.proposal(parallelism_of_run(self._query), list(self._loads))
+
+    def _restart(self, proposal: Proposal) -> None:
+        self._not_before_ms = monotonic_ms() + self._rules.interval_ms
+        try:
+            with self._query._turn.taken(proposal.reason):
+                if self._query._query.runId == self._run_id:  # else somebody was first
+                    self._query._restart(None, proposal.parallelism, proposal.reason)
+        except Exception as exc:  # also of the user's function that builds the query
+            logger.warning(
+                "query %s was not given %s subtasks (%s): %s",
+                self._query.id,
+                proposal.parallelism,
+                proposal.reason,
+                exc,
+            )

@@ -6,6 +6,7 @@ The gathering has a session and Spark jobs of its own, which can be cancelled.
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
@@ -15,11 +16,9 @@ from pyspark.sql import SparkSession
 
 from pyspark_ckpt.checkpoint.file_check import check_files
 from pyspark_ckpt.checkpoint.handles import committed_handles
-from pyspark_ckpt.checkpoint.lost_attributes import LostAttributesNotice
 from pyspark_ckpt.checkpoint.query_files import QueryFiles
-from pyspark_ckpt.checkpoint.rebuild_notice import RebuildNotice
-from pyspark_ckpt.checkpoint.spark_operator_state import keep_spark_operators
 from pyspark_ckpt.clock import monotonic_ms, now_ms
+from pyspark_ckpt.errors import CheckpointAbortedError
 from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.formats.layout import SHARED, source_log_path
 from pyspark_ckpt.formats.metadata import (
@@ -27,14 +26,18 @@ from pyspark_ckpt.formats.metadata import (
     EpochContents,
     OperatorMetadata,
     SourceLog,
+    SparkOperatorMetadata,
     metadata_of,
 )
 from pyspark_ckpt.formats.modes import CheckpointKind
 from pyspark_ckpt.formats.origin import read_origin
+from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.operator.descriptor import schema_fingerprint
+from pyspark_ckpt.operator.run.lost_attributes import warning
 from pyspark_ckpt.spark.jobs import SparkJobs
 from pyspark_ckpt.spark.log import SourceLogFile, Sources
-from pyspark_ckpt.storage.file_reference import FileReference
+from pyspark_ckpt.spark.state_files import needed_files, operator_name
+from pyspark_ckpt.storage.base import FileReference
 from pyspark_ckpt.storage.open import Storage
 from pyspark_ckpt.storage.retrying import retried
 from pyspark_ckpt.version import __version__
@@ -196,3 +199,107 @@ def _keep_source_log(query: QueryFiles, file: SourceLogFile) -> tuple[SourceLog,
             query.storage.write(path, [content])
             is_written = True
     return SourceLog(file.source_index, file.log_name, reference), is_written
+
+
+_OF_ONE_PARTITION = "globalLimit"
+
+
+def keep_spark_operators(query: QueryFiles, epoch: int) -> tuple[SparkOperatorMetadata, ...]:
+    """Return durable copies of the state of Spark's own operators at a committed epoch."""
+    location = query.spark_log.storage
+    parallelism = query.operators.descriptors[0].parallelism
+    return tuple(
+        SparkOperatorMetadata(
+            operator_id=operator_id,
+            name=_checked_name(location, operator_id, operator.name),
+            files=tuple(
+                query.spark_state_copies.keep(operator_id, name)
+                for name in needed_files(
+                    location,
+                    operator_id,
+                    epoch + 1,
+                    1 if operator.name == _OF_ONE_PARTITION else parallelism,
+                )
+            ),
+        )
+        for operator_id, operator in query.operators.spark_operators.items()
+    )
+
+
+def _checked_name(location: Storage, operator_id: int, wanted: str) -> str:
+    found = operator_name(location, operator_id)
+    if found != wanted:
+        raise CheckpointAbortedError(
+            f"{location.url}: Spark's operator {operator_id} is {found!r}, but the query's plan "
+            f"has {wanted!r}: report the query's plan to the authors of pyspark_ckpt"
+        )
+    return found
+
+
+logger = library_logger(__name__)
+
+
+PATIENCE_EPOCHS = 3
+
+
+"""How many epochs in a row have to rebuild all state. The first epoch after a start always does."""
+
+
+class RebuildNotice:
+    """The warnings of one run of a query; on the driver."""
+
+    def __init__(self, query_id: str) -> None:
+        self._query_id = query_id
+        self._newest: dict[str, int] = {}
+        self._in_a_row: Counter[str] = Counter()
+        self._warned: set[str] = set()
+
+    def look_at(self, uid: str, epoch: int, handles: Iterable[Handle]) -> None:
+        """Look at the handles of an operator after an epoch, and warn once per operator."""
+        if uid in self._warned or epoch <= self._newest.get(uid, -1):
+            return
+        self._newest[uid] = epoch
+        rebuilds = [
+            each.metrics.rebuilds
+            for each in handles
+            if each.epoch == epoch and each.metrics is not None
+        ]
+        if not rebuilds:
+            return  # no subtask had rows, and a copy that is not used is not rebuilt
+        self._in_a_row[uid] = self._in_a_row[uid] + 1 if all(rebuilds) else 0
+        if self._in_a_row[uid] == PATIENCE_EPOCHS:
+            self._warned.add(uid)
+            logger.warning(
+                "query %s, operator %r: its whole state was rebuilt from durable files in %s "
+                "epochs in a row, because no executor had its local copy. Keep executors longer "
+                "than the time between triggers: raise "
+                "spark.dynamicAllocation.executorIdleTimeout, or set "
+                "spark.dynamicAllocation.minExecutors (docs/clusters.md)",
+                self._query_id,
+                uid,
+                PATIENCE_EPOCHS,
+            )
+
+
+class LostAttributesNotice:
+    """The warnings of one run of a query; on the driver."""
+
+    def __init__(self, query_id: str) -> None:
+        self._query_id = query_id
+        self._warned: set[str] = set()
+
+    def look_at(self, uid: str, handles: Iterable[Handle]) -> None:
+        """Warn of the attributes in the handles of an operator, once per operator."""
+        if uid in self._warned:
+            return
+        names = {
+            name
+            for handle in handles
+            if handle.metrics is not None
+            for name in handle.metrics.lost_attributes or ()
+        }
+        if names:
+            self._warned.add(uid)
+            logger.warning(
+                "%s", warning(f"query {self._query_id}, operator {uid!r}", sorted(names))
+            )

@@ -15,8 +15,7 @@ from pyspark.sql import SparkSession
 from pyspark_ckpt.errors import CorruptFileError
 from pyspark_ckpt.operator.task_failure import marks_errors
 from pyspark_ckpt.spark.session import tasks_at_once
-from pyspark_ckpt.storage.at_once import AT_ONCE, all_of
-from pyspark_ckpt.storage.file_reference import FileReference
+from pyspark_ckpt.storage.base import AT_ONCE, FileReference, all_of
 from pyspark_ckpt.storage.open import Storage, open_storage
 
 ON_DRIVER = 16 * AT_ONCE

@@ -8,8 +8,7 @@ from pyspark.sql import SparkSession
 
 from pyspark_ckpt.checkpoint.query_files import QueryFiles
 from pyspark_ckpt.errors import CheckpointAbortedError, CkptError
-from pyspark_ckpt.formats.handle import Handle, decode_handle
-from pyspark_ckpt.formats.initial_handles import not_woken, subtasks_not_woken
+from pyspark_ckpt.formats.handle import Handle, decode_handle, not_woken, subtasks_not_woken
 from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.spark.state_files import STATE, missing_partitions
 from pyspark_ckpt.spark.state_reader import (

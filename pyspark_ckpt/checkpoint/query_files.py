@@ -12,9 +12,9 @@ from pyspark_ckpt.errors import CheckpointAbortedError
 from pyspark_ckpt.formats.layout import spark_operator_path
 from pyspark_ckpt.formats.metadata import SparkOperatorFile
 from pyspark_ckpt.spark.log import SparkLog
-from pyspark_ckpt.spark.operators import StatefulOperators
+from pyspark_ckpt.spark.plan import StatefulOperators
 from pyspark_ckpt.spark.state_files import STATE
-from pyspark_ckpt.storage.file_reference import FileReference
+from pyspark_ckpt.storage.base import FileReference
 from pyspark_ckpt.storage.open import Storage
 
 

@@ -20,7 +20,7 @@ from pyspark_ckpt.errors import CkptError
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.settings import Settings
 from pyspark_ckpt.spark.log import Sources, SparkLog
-from pyspark_ckpt.spark.operators import StatefulOperators
+from pyspark_ckpt.spark.plan import StatefulOperators
 from pyspark_ckpt.storage.open import Storage
 from pyspark_ckpt.storage.retrying import retried
 from pyspark_ckpt.stores.base import CompletedCheckpointStore

@@ -10,7 +10,6 @@ from pyspark_ckpt.cli import (
     file_commands,
     given,
     query_commands,
-    release_command,
     spark_commands,
     state_commands,
 )
@@ -152,7 +151,7 @@ def _add_release(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     command.add_argument("location", type=given.path, metavar="LOCATION", help=LOCATION)
     command.add_argument("--operator", metavar="UID", help="the operator, if there are several")
     _add_key(command, "one key in place of all")
-    command.set_defaults(run=release_command.release)
+    command.set_defaults(run=query_commands.release)
 
 
 def _add_key(command: argparse.ArgumentParser, what: str) -> None:

@@ -16,12 +16,11 @@ from pyspark_ckpt.formats.metadata import CheckpointMetadata, OperatorMetadata
 from pyspark_ckpt.formats.metadata_file import read_metadata
 from pyspark_ckpt.formats.modes import EntryStatus
 from pyspark_ckpt.formats.origin import read_origin
-from pyspark_ckpt.history.frames import as_frame, entries_of, history
+from pyspark_ckpt.history.frames import as_frame, entries_of, history, utc_time
 from pyspark_ckpt.history.lineage import ancestors_of, description_of, lineage
 from pyspark_ckpt.history.log import HistoryEntry
 from pyspark_ckpt.history.places import LEVELS, find_checkpoints_directory, savepoint_entries
 from pyspark_ckpt.history.records import format_of
-from pyspark_ckpt.history.times import utc_time
 from pyspark_ckpt.history.verification import size_on_disk_bytes, verify
 from pyspark_ckpt.savepoint.dispose import dispose_savepoint
 from pyspark_ckpt.storage.open import open_storage

@@ -1,8 +1,17 @@
-"""What ``combine`` can compute of the rows of a key: count, sum, least, greatest and so on."""
+"""What ``combine`` can compute of the rows of a key, and the rule of each aggregate."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import types as T
+
+from pyspark_ckpt.errors import PlanError
+from pyspark_ckpt.operator.values.arrow_values import arrow_type
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,3 +154,105 @@ class CollectList(Aggregate):
     """
 
     column: str
+
+
+_INTEGERS = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
+
+
+_FLOATS = (T.FloatType, T.DoubleType)
+
+
+_ORDERED = (
+    *_INTEGERS, *_FLOATS, T.BooleanType, T.StringType, T.BinaryType, T.DecimalType, T.DateType,
+    T.TimestampType, T.TimestampNTZType,
+)  # fmt: skip
+
+
+_SUM_DIGITS = 10
+
+
+_MOST_SUMMED_DIGITS = 28
+
+
+"""A sum has ten digits more, as in Spark, and Arrow's decimals have 38."""
+
+
+class Merge(Enum):
+    """How two partial values of an aggregate become one."""
+
+    SUM = auto()
+    MIN = auto()
+    MAX = auto()
+    FIRST = auto()
+    LAST = auto()
+    LIST = auto()
+
+
+MERGES: dict[type[Aggregate], Merge] = {
+    Count: Merge.SUM,
+    Sum: Merge.SUM,
+    Min: Merge.MIN,
+    Max: Merge.MAX,
+    First: Merge.FIRST,
+    Last: Merge.LAST,
+    CollectList: Merge.LIST,
+}
+
+
+_BY_ORDER = (First, Last, CollectList)
+
+
+def has_collation(data_type: T.DataType) -> bool:
+    """Return whether texts are equal, or ordered, in another way than by their bytes."""
+    collation: str = getattr(data_type, "collation", "UTF8_BINARY")
+    return collation != "UTF8_BINARY"
+
+
+def result_type(aggregate: Aggregate, data_type: T.DataType, where: str) -> T.DataType:
+    """Return the Spark type of a result, and of partial values, for a type of the column."""
+    if isinstance(aggregate, Count):
+        return T.LongType()
+    if isinstance(aggregate, CollectList):
+        return T.ArrayType(data_type)
+    of_column = f"{type(aggregate).__name__} of column {aggregate.column!r}"
+    if isinstance(aggregate, Sum):
+        if isinstance(data_type, _INTEGERS):
+            return T.LongType()
+        if isinstance(data_type, _FLOATS):
+            return T.DoubleType()
+        if isinstance(data_type, T.DecimalType) and data_type.precision <= _MOST_SUMMED_DIGITS:
+            return T.DecimalType(data_type.precision + _SUM_DIGITS, data_type.scale)
+        raise PlanError(
+            f"{where}: {of_column}, which is {data_type.simpleString()}: give a column of numbers "
+            f"with at most {_MOST_SUMMED_DIGITS} digits"
+        )
+    if isinstance(aggregate, Min | Max) and (
+        not isinstance(data_type, _ORDERED) or has_collation(data_type)
+    ):
+        raise PlanError(
+            f"{where}: {of_column}, which is {data_type.simpleString()}: give a column whose "
+            "values have an order"
+        )
+    return data_type
+
+
+def needs_order(aggregate: Aggregate, data_type: T.DataType) -> bool:
+    """Return whether a result of a type may depend on the order in which rows are taken."""
+    if isinstance(aggregate, Sum):
+        return isinstance(data_type, T.DoubleType)
+    return isinstance(aggregate, _BY_ORDER)
+
+
+def partial_values(aggregate: Aggregate, column: pa.Array, data_type: T.DataType) -> pa.Array:
+    """Return the partial value of each single row: 1 to count, a list of one, or the value."""
+    wanted: Any = arrow_type(data_type)
+    if isinstance(aggregate, Count):
+        if aggregate.column is None:
+            return pa.array(np.ones(len(column), np.int64))
+        return column.is_valid().cast(wanted)
+    if not isinstance(aggregate, CollectList):
+        return column.cast(wanted)
+    valid = column.is_valid().to_numpy(zero_copy_only=False)
+    offsets = np.concatenate([[0], np.cumsum(valid)]).astype(np.int32)
+    values = column.drop_null().cast(wanted.value_type)
+    return pa.ListArray.from_arrays(pa.array(offsets), values, type=wanted)

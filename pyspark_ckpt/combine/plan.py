@@ -1,30 +1,39 @@
-"""The plan of a combination: whether rows are combined before the shuffle, and the operator."""
+"""The plan of a combination: combined in each map task, merged with state after the shuffle."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
+import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from pyspark_ckpt.combine.before_shuffle import CombinedBeforeShuffle
-from pyspark_ckpt.combine.combination import Aggregates, FunctionOverTables
-from pyspark_ckpt.combine.processor import CombiningProcessor
-from pyspark_ckpt.combine.rules import has_collation
+from pyspark_ckpt.combine.aggregates import has_collation
+from pyspark_ckpt.combine.combination import Aggregates, Combination, FunctionOverTables
 from pyspark_ckpt.errors import PlanError
-from pyspark_ckpt.operator.modes.arrow import ArrowInput
+from pyspark_ckpt.operator.modes.arrow import ArrowInput, ArrowProcessor
 from pyspark_ckpt.operator.plan.operator import KeyedInput, OperatorArguments, OperatorPlan
 from pyspark_ckpt.operator.rows.input import InputColumns
-from pyspark_ckpt.operator.table.key_positions import KEY_POSITION
+from pyspark_ckpt.operator.schema.evolution import PRESENT_MARK
+from pyspark_ckpt.operator.table.keys import KEY_POSITION
+from pyspark_ckpt.operator.task_failure import marks_errors
 
 _GROUPED = (
     T.ByteType, T.ShortType, T.IntegerType, T.LongType, T.FloatType, T.DoubleType, T.BooleanType,
     T.StringType, T.BinaryType, T.DecimalType, T.DateType, T.TimestampType, T.TimestampNTZType,
 )  # fmt: skip
+
+
 """Types of columns that Arrow groups, and that leave a map task as they came."""
 
+
 COMBINE_ROWS = "combineRows"
+
+
 """How errors name it: it has no uid, because it has no state."""
 
 
@@ -157,3 +166,119 @@ def _quoted(name: str) -> str:
 def _nullable(fields: list[T.StructField]) -> T.StructType:
     """Return fields without metadata and as nullable, however the rows come."""
     return T.StructType([T.StructField(field.name, field.dataType) for field in fields])
+
+
+MOST_BYTES = 64 << 20
+
+
+"""How much of the input is held at once."""
+
+
+_PAYS = 0.7
+
+
+"""Part of the rows that may be left: if more are, merging takes longer than it saves."""
+
+
+_BATCH_ROWS = 100_000
+
+
+class CombinedBeforeShuffle:
+    """The function given to ``mapInArrow``."""
+
+    def __init__(
+        self, combination: Combination, keys: Sequence[str], most_bytes: int = MOST_BYTES
+    ) -> None:
+        self._combination = combination
+        self._keys = list(keys)
+        self._most_bytes = most_bytes
+
+    @marks_errors
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Return partial rows: one per key of each piece of the input, or all rows of a piece.
+
+        A sum of a piece may not fit its type where the whole sum does. Only the operator behind the
+        shuffle has all rows of a key, so it decides.
+        """
+        pays = True
+        for rows in _pieces(batches, self._most_bytes):
+            partials = self._combination.partials(rows, self._keys)
+            merged = self._combination.merge_some(partials, self._keys) if pays else None
+            if merged is not None:
+                partials = merged
+                # The keys of the next piece are as many as those of this one.
+                pays = len(partials) <= _PAYS * len(rows)
+            yield from partials.to_batches(max_chunksize=_BATCH_ROWS)
+
+
+def _pieces(batches: Iterator[pa.RecordBatch], most_bytes: int) -> Iterator[pa.Table]:
+    held: list[pa.RecordBatch] = []
+    size_bytes = 0
+    for batch in batches:
+        held.append(batch)
+        size_bytes += batch.nbytes
+        if size_bytes >= most_bytes:
+            yield pa.Table.from_batches(held)
+            held, size_bytes = [], 0
+    if held:
+        yield pa.Table.from_batches(held)
+
+
+STATE = "combined"
+
+
+"""The name of the state."""
+
+
+class CombiningProcessor(ArrowProcessor):
+    """Merges what came for a key in an epoch with what the state has.
+
+    If `combines_rows` is false, the rows arrive as partial rows. A key is kept for `ttl_ms` after
+    its last row, forever if it is ``None``.
+    """
+
+    def __init__(
+        self, combination: Combination, *, combines_rows: bool, ttl_ms: int | None = None
+    ) -> None:
+        self._combination = combination
+        self._combines_rows = combines_rows
+        self._ttl_ms = ttl_ms
+        # Never null once written: null is a key without a value, or an aggregate added since.
+        self._flags = [PRESENT_MARK, *combination.first_marks]
+
+    def init(self, handle: Any) -> None:
+        """Open the state."""
+        flags = [T.StructField(name, T.BooleanType()) for name in self._flags]
+        schema = T.StructType([*flags, *self._combination.schema.fields])
+        self._state = handle.getValueState(STATE, schema, self._ttl_ms)
+
+    def handleInputArrow(
+        self, keys: pa.Table, rows: pa.Table, timerValues: Any
+    ) -> Iterator[pa.Table]:
+        """Yield one row per key: its columns and the results."""
+        del timerValues
+        by = [KEY_POSITION]
+        names = [KEY_POSITION, *self._combination.schema.names]
+        marks = self._combination.first_marks
+        new = self._combination.partials(rows, by) if self._combines_rows else rows.select(names)
+        stored = self._state.getMany(keys).append_column(KEY_POSITION, keys.column(KEY_POSITION))
+        old = stored.filter(stored.column(PRESENT_MARK).is_valid()).select([*names, *marks])
+        partials = pa.concat_tables([old, _with_true(new, marks).cast(old.schema)])
+        merged = self._combination.merge(partials, by).sort_by(KEY_POSITION)
+        self._state.updateMany(keys, _with_true(merged, self._flags))
+        yield _beside(keys.drop([KEY_POSITION]), merged.drop([KEY_POSITION]))
+
+    def close(self) -> None:
+        """Close nothing."""
+
+
+def _with_true(table: pa.Table, names: Sequence[str]) -> pa.Table:
+    true = pa.array(np.ones(len(table), np.bool_))
+    for name in names:
+        table = table.append_column(name, true)
+    return table
+
+
+def _beside(keys: pa.Table, results: pa.Table) -> pa.Table:
+    columns: Sequence[Any] = [*keys.columns, *results.columns]
+    return pa.Table.from_arrays(columns, names=[*keys.column_names, *results.column_names])

@@ -20,7 +20,6 @@ from pyspark_ckpt.console.access import guard, is_loopback, new_token
 from pyspark_ckpt.console.data.bundle import made_at_ms
 from pyspark_ckpt.console.data.checkpoints import retained_checkpoints
 from pyspark_ckpt.console.data.glances import Glances
-from pyspark_ckpt.console.data.kept_files import bundled_kept_files, kept_files
 from pyspark_ckpt.console.data.places import Places, QueryPlace, find_places
 from pyspark_ckpt.console.data.planned import plan_against
 from pyspark_ckpt.console.data.queries import (
@@ -30,7 +29,12 @@ from pyspark_ckpt.console.data.queries import (
     summary_or_problem,
 )
 from pyspark_ckpt.console.data.slow_epochs import slowest_epoch, ways_back
-from pyspark_ckpt.console.data.snapshots import checkpoint_page, savepoint_page
+from pyspark_ckpt.console.data.snapshots import (
+    bundled_kept_files,
+    checkpoint_page,
+    kept_files,
+    savepoint_page,
+)
 from pyspark_ckpt.console.data.states import KeyRequest, state_page
 from pyspark_ckpt.console.data.timeline import timeline_of
 from pyspark_ckpt.console.html import pages
@@ -39,8 +43,7 @@ from pyspark_ckpt.errors import CkptError, ConfigurationError
 from pyspark_ckpt.formats.layout import checkpoint_name
 from pyspark_ckpt.formats.metadata import Origin
 from pyspark_ckpt.formats.metadata_file import read_metadata
-from pyspark_ckpt.history.run_log import RecordedRuns
-from pyspark_ckpt.history.run_record import RunStarted
+from pyspark_ckpt.history.run_log import RecordedRuns, RunStarted
 from pyspark_ckpt.storage.open import Storage
 
 _THREADS = 4

@@ -14,21 +14,22 @@ from pyspark_ckpt.clock import now_ms
 from pyspark_ckpt.editing.entries.encoding import (
     Place,
 )
-from pyspark_ckpt.editing.given.columns import in_spark, quoted, selected
-from pyspark_ckpt.editing.stored_times import Times, as_written, shown_times, stored_times
-from pyspark_ckpt.editing.table_columns import (
-    TableColumns,
-    columns_of,
-    raw_columns,
-    timer_columns,
-)
+from pyspark_ckpt.editing.given_columns import in_spark, quoted, selected
 from pyspark_ckpt.editing.typed_frames import (
     ReadRaw,
     ReadState,
     ReadTimers,
     RekeyRows,
     RowsFunction,
+    TableColumns,
+    Times,
+    as_written,
+    columns_of,
+    raw_columns,
+    shown_times,
     stored_table,
+    stored_times,
+    timer_columns,
 )
 from pyspark_ckpt.errors import PlanError
 from pyspark_ckpt.formats.handle import Handle, StateDescriptor

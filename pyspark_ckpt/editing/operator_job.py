@@ -1,8 +1,8 @@
-"""The Spark job that writes the state of an operator as an edit leaves it."""
+"""The Spark jobs that write an edit's operators, and the savepoint that they make."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -12,6 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from pyspark_ckpt.clock import now_ms
 from pyspark_ckpt.editing.entries.blocks import (
     BLOCKS_SCHEMA,
     RANGE,
@@ -32,20 +33,25 @@ from pyspark_ckpt.editing.entries.encoding import (
 )
 from pyspark_ckpt.editing.entries.stored_entries import KeptEntries, ReadEntries
 from pyspark_ckpt.editing.entries.writing import HANDLES_SCHEMA, WriteEntries
-from pyspark_ckpt.editing.given.columns import in_python, quoted
+from pyspark_ckpt.editing.given_columns import in_python, quoted
 from pyspark_ckpt.editing.operator_edit import OperatorEdit
-from pyspark_ckpt.editing.stored_times import Times
-from pyspark_ckpt.editing.table_columns import TableColumns, timer_columns
+from pyspark_ckpt.editing.typed_frames import TableColumns, Times, timer_columns
+from pyspark_ckpt.errors import CheckpointAbortedError, CkptError
 from pyspark_ckpt.formats.handle import Handle, decode_handle, encode_handle
+from pyspark_ckpt.formats.metadata import EpochContents, OperatorMetadata, SourceLog
+from pyspark_ckpt.formats.modes import SavepointFormat
+from pyspark_ckpt.history.records import Savepoint
 from pyspark_ckpt.operator.rows.input import KEY_GROUP, TOKEN
 from pyspark_ckpt.operator.rows.key_columns import canonical_column
-from pyspark_ckpt.operator.rows.key_groups import subtask_tokens
+from pyspark_ckpt.operator.rows.keys import subtask_tokens
 from pyspark_ckpt.operator.state.kinds import Entries, Movement, kind_of
 from pyspark_ckpt.operator.table.catalog import FREE, FREE_PLACE
+from pyspark_ckpt.savepoint.job import SavepointJob, shown_progress
+from pyspark_ckpt.savepoint.savepoint import NewSavepoint
 from pyspark_ckpt.sessions.kind import is_connect
-from pyspark_ckpt.spark.conf import SMALL_BATCHES
-from pyspark_ckpt.spark.jobs import collected
-from pyspark_ckpt.spark.own_session import of_own_session
+from pyspark_ckpt.spark.jobs import JOB_ERRORS, SparkJobs, collected, error_text
+from pyspark_ckpt.spark.own_session import SMALL_BATCHES, of_own_session
+from pyspark_ckpt.storage.open import Storage
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,3 +223,99 @@ def _names(handle: Handle) -> set[str]:
 
 def _subtask(handle: Handle) -> int:
     return handle.subtask
+
+
+_NEVER_BUSY_MS = float("inf")
+
+
+"""No query waits for the slots."""
+
+
+@dataclass(frozen=True, slots=True)
+class Saving:
+    """The work of writing a savepoint.
+
+    `ids` has the id of each operator by uid. The files of `contents` and of stored operators lie in
+    `source`, which is ``None`` if there are none. `failed_read` returns the error of an operator's
+    job that failed because its rows could not be read, ``None`` if it does not know the cause.
+    """
+
+    spark: SparkSession
+    contents: EpochContents
+    operators: tuple[OperatorEdit, ...]
+    ids: Mapping[str, int]
+    source: Storage | None
+    logs: list[tuple[SourceLog, bytes]]
+    failed_read: Callable[[str, Exception], CkptError | None] = lambda uid, error: None  # noqa: ARG005
+
+    def save(
+        self, directory: str, check: Callable[[tuple[OperatorMetadata, ...]], None]
+    ) -> Savepoint:
+        """Write the savepoint; `check` raises if it may not be completed.
+
+        If it fails, nothing remains in the directory.
+        """
+        new = NewSavepoint(self.contents.query_id, directory)
+        try:
+            return new.complete(self.contents, lambda new: self._written(new, check), self.source)
+        except BaseException:
+            new.discard()
+            raise
+
+    def _written(
+        self, new: NewSavepoint, check: Callable[[tuple[OperatorMetadata, ...]], None]
+    ) -> tuple[OperatorMetadata, ...]:
+        for log, data in self.logs:
+            new.target.write(log.file.path, [data])
+        what = f"savepoint {new.path}"
+        jobs = SparkJobs(self.spark, what)
+        copied = self._copied(new, what, jobs)
+        written = self._rewritten(new, what, jobs)
+        by_uid = {each.uid: each for each in (*copied, *written)}
+        operators = tuple(by_uid[each.operator.uid] for each in self.operators)
+        check(operators)
+        return operators
+
+    def _copied(self, new: NewSavepoint, what: str, jobs: SparkJobs) -> Iterable[OperatorMetadata]:
+        """Copy the operators that do not change."""
+        kept = [each for each in self.operators if not each.is_touched]
+        if not kept:
+            return
+        assert self.source is not None  # only stored operators do not change
+        stored = [each.stored for each in kept if each.stored is not None]
+        copies = [
+            new.copy_of(handle, self.source, SavepointFormat.CANONICAL)
+            for operator in stored
+            for handle in operator.handles
+        ]
+        job = SavepointJob(self.spark, what, jobs, lambda: _NEVER_BUSY_MS)
+        handles = iter(job(copies) if copies else ())
+        for operator in stored:
+            found = tuple(next(handles) for _ in operator.handles)
+            yield msgspec.structs.replace(
+                operator, operator_id=self.ids[operator.uid], handles=found
+            )
+
+    def _rewritten(
+        self, new: NewSavepoint, what: str, jobs: SparkJobs
+    ) -> Iterable[OperatorMetadata]:
+        """Write the operators that change."""
+        changed = [each for each in self.operators if each.is_touched]
+        contents = self.contents
+        target = Target(new.target.url, new.token, contents.query_id, contents.epoch)
+        times = Times(now_ms(), contents.watermark_ms)
+        total = sum(each.operator.parallelism for each in changed)
+        with shown_progress(what, total, jobs.tasks) as progress, jobs.running():
+            for each in changed:
+                try:
+                    handles = OperatorJob(self.spark, each).written(target, times)
+                except CkptError:  # some are PySpark's errors too
+                    raise
+                except JOB_ERRORS as exc:
+                    uid = each.operator.uid
+                    raise self.failed_read(uid, exc) or CheckpointAbortedError(
+                        f"{what}: writing operator {uid!r} on the executors failed: "
+                        f"{error_text(exc)}"
+                    ) from exc
+                progress.advance(each.operator.parallelism)
+                yield each.metadata(self.ids[each.operator.uid], tuple(handles))

@@ -15,7 +15,7 @@ from pyspark_ckpt.errors import PlanError
 from pyspark_ckpt.formats.layout import source_log_path
 from pyspark_ckpt.formats.metadata import SourceLog
 from pyspark_ckpt.spark.log import NO_OFFSET, OffsetsEntry, is_offset
-from pyspark_ckpt.storage.file_reference import FileReference
+from pyspark_ckpt.storage.base import FileReference
 from pyspark_ckpt.storage.open import Storage
 
 _SEPARATORS = (",", ":")

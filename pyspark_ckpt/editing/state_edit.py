@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from typing import Any
@@ -12,12 +13,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
-from pyspark_ckpt.editing.contents import edited_contents, first_contents
 from pyspark_ckpt.editing.operator_edit import OperatorEdit
-from pyspark_ckpt.editing.operator_edits import OperatorEdits
-from pyspark_ckpt.editing.operators import declared_operator, stored_operator
+from pyspark_ckpt.editing.operator_job import Saving
 from pyspark_ckpt.editing.position import Position, position_of
-from pyspark_ckpt.editing.saving import Saving
+from pyspark_ckpt.editing.typed_frames import ChangeRows, RowsFunction
 from pyspark_ckpt.errors import CkptError, PlanError
 from pyspark_ckpt.formats.metadata import (
     EpochContents,
@@ -27,17 +26,22 @@ from pyspark_ckpt.formats.metadata import (
     metadata_of,
 )
 from pyspark_ckpt.formats.metadata_file import encode_metadata
-from pyspark_ckpt.formats.modes import CheckpointKind
+from pyspark_ckpt.formats.modes import CheckpointKind, TimeMode
 from pyspark_ckpt.history.records import Savepoint
-from pyspark_ckpt.operator.descriptor import OperatorDescriptor
+from pyspark_ckpt.operator.descriptor import OperatorDescriptor, code_fingerprint, processor_name
+from pyspark_ckpt.operator.plan.declared import declare_states, parse_schema
+from pyspark_ckpt.operator.plan.parallelism import parallelism_of
+from pyspark_ckpt.operator.rescale.unify import UnifiedStates
+from pyspark_ckpt.operator.rows.key_columns import check_new_key
+from pyspark_ckpt.operator.rows.keys import check_max_parallelism, default_max_parallelism
 from pyspark_ckpt.restore.offsets import plan_sources
 from pyspark_ckpt.restore.operators import OperatorTerms, plan_operators
 from pyspark_ckpt.restore.source import RestoreSource
 from pyspark_ckpt.restore.spark_operators import plan_spark_operators
 from pyspark_ckpt.snapshot.pin import ReaderPin
-from pyspark_ckpt.spark.operators import StatefulOperators
 from pyspark_ckpt.spark.paths import qualified_path, usable_directory
 from pyspark_ckpt.spark.plan import (
+    StatefulOperators,
     given_names,
     names_sources,
     operators_of,
@@ -45,10 +49,11 @@ from pyspark_ckpt.spark.plan import (
     source_names,
 )
 from pyspark_ckpt.spark.program import check_frame
-from pyspark_ckpt.spark.session_in_use import session_in_use
+from pyspark_ckpt.spark.session import session_in_use
+from pyspark_ckpt.version import __version__
 
 
-class StateEdit(OperatorEdits):
+class StateEdit:
     """Changes that become a new savepoint; made by :func:`edit_state`.
 
     Nothing is read or written before :meth:`save`, except the metadata of the source. The source
@@ -79,7 +84,8 @@ class StateEdit(OperatorEdits):
         source: RestoreSource | None = None,
         query: DataFrame | None = None,
     ) -> None:
-        super().__init__(spark)
+        self._spark = spark
+        self._operators: dict[str, OperatorEdit] = {}
         self._source = source
         self._query = query
         self._wanted = None if query is None else operators_of(query)
@@ -343,6 +349,359 @@ class StateEdit(OperatorEdits):
             if state.name not in names:
                 found.add_state(state)
 
+    def put(self, uid: str, state: str, rows: DataFrame) -> StateEdit:
+        """Replace a state by the rows of a DataFrame.
+
+        Parameters
+        ----------
+        uid : str
+            The operator.
+        state : str
+            The state.
+        rows : DataFrame
+            The state's table: the key columns, the columns of map keys, those of the values. A list
+            has ``position``; without it, the values have the order of the rows. A state with a time
+            to live may have ``expires_at``; without it, the entries count as written now. Operator
+            list state has ``subtask`` instead of key columns, and broadcast state has neither.
+
+        Returns
+        -------
+        StateEdit
+            This edit.
+
+        Raises
+        ------
+        PlanError
+            If there is no such operator or state, or the rows have other columns.
+
+        Examples
+        --------
+        >>> rows = spark.createDataFrame([("ada", 5)], "user string, n long")
+        >>> edit = ckpt.edit_state(savepoint.path).put("count", "count", rows)
+        """
+        self._of(uid).put_state(state, rows)
+        return self
+
+    def change(
+        self,
+        uid: str,
+        state: str,
+        function: Callable[[Any], Any],
+        *,
+        as_pandas: bool = False,
+    ) -> StateEdit:
+        """Replace the rows of a state by what a function makes of them.
+
+        Parameters
+        ----------
+        uid : str
+            The operator.
+        state : str
+            The state.
+        function : callable
+            Is called on executors with parts of the state's table, and returns the rows that
+            replace them. It may leave rows out and add rows. A part may end inside a list or map.
+        as_pandas : bool
+            Whether the function takes and returns pandas frames rather than Arrow tables.
+
+        Returns
+        -------
+        StateEdit
+            This edit.
+
+        Raises
+        ------
+        PlanError
+            If there is no such operator or state.
+
+        Examples
+        --------
+        >>> def double(rows):
+        ...     return rows.assign(n=rows.n * 2)
+        >>> edit = ckpt.edit_state(savepoint.path)
+        >>> doubled = edit.change("count", "count", double, as_pandas=True)
+        >>> sorted(tuple(row) for row in doubled.table("count", "count").collect())
+        [('ada', 4), ('bob', 2)]
+        """
+        operator = self._of(uid)
+        rows = operator.table(self._spark, state)
+        given = RowsFunction(function, as_pandas, f"{operator.where}, state {state!r}")
+        operator.put_state(state, rows.mapInArrow(ChangeRows(given, rows.schema), rows.schema))
+        return self
+
+    def table(self, uid: str, state: str) -> DataFrame:
+        """Return a state as a DataFrame, with the changes so far; ``put`` takes it back.
+
+        Parameters
+        ----------
+        uid, state : str
+            The operator and its state.
+
+        Returns
+        -------
+        DataFrame
+            The state's table, with the entries whose time to live is over.
+
+        Raises
+        ------
+        PlanError
+            If there is no such operator or state.
+
+        Examples
+        --------
+        >>> edit = ckpt.edit_state(savepoint.path)
+        >>> many = edit.table("count", "count").where("n > 1")
+        >>> edit.put("count", "count", many)
+        StateEdit(...)
+        """
+        return self._of(uid).table(self._spark, state)
+
+    def timers(self, uid: str) -> DataFrame:
+        """Return the timers of an operator as a DataFrame, with the changes so far.
+
+        Parameters
+        ----------
+        uid : str
+            The operator.
+
+        Returns
+        -------
+        DataFrame
+            The key columns, and ``fires_at``; ``set_timers`` takes it back.
+
+        Raises
+        ------
+        PlanError
+            If there is no such operator.
+
+        Examples
+        --------
+        >>> ckpt.edit_state(savepoint.path).timers("count").columns
+        ['user', 'fires_at']
+        """
+        return self._of(uid).timers_table(self._spark)
+
+    def set_timers(self, uid: str, rows: DataFrame) -> StateEdit:
+        """Replace all timers of an operator.
+
+        Parameters
+        ----------
+        uid : str
+            The operator.
+        rows : DataFrame
+            The key columns, and ``fires_at``, a timestamp. A timer that is there twice is one.
+
+        Returns
+        -------
+        StateEdit
+            This edit.
+
+        Raises
+        ------
+        PlanError
+            If there is no such operator, it has no clock, or the rows have other columns.
+
+        Examples
+        --------
+        >>> none = spark.createDataFrame([], "user string, fires_at timestamp")
+        >>> ckpt.edit_state(savepoint.path).set_timers("count", none)
+        Traceback (most recent call last):
+        ...
+        pyspark_ckpt.errors.PlanError: ...
+        """
+        self._of(uid).put_timers(rows)
+        return self
+
+    def raw(self, uid: str) -> DataFrame:
+        """Return the raw state of an operator as a DataFrame, with the changes so far.
+
+        Parameters
+        ----------
+        uid : str
+            The operator.
+
+        Returns
+        -------
+        DataFrame
+            A row per stream: ``subtask``, ``stream`` and ``data``; ``set_raw`` takes it back.
+
+        Raises
+        ------
+        PlanError
+            If there is no such operator.
+
+        Examples
+        --------
+        >>> ckpt.edit_state(savepoint.path).raw("count").columns
+        ['subtask', 'stream', 'data']
+        """
+        return self._of(uid).raw_table(self._spark)
+
+    def set_raw(self, uid: str, rows: DataFrame) -> StateEdit:
+        """Replace the raw state of an operator.
+
+        Parameters
+        ----------
+        uid : str
+            The operator.
+        rows : DataFrame
+            A row per stream: ``subtask``, ``stream``, a number from 0 that is unique in the
+            subtask, and ``data``. Without rows, no raw state is left.
+
+        Returns
+        -------
+        StateEdit
+            This edit.
+
+        Raises
+        ------
+        PlanError
+            If there is no such operator, or the rows have other columns.
+
+        Examples
+        --------
+        >>> none = spark.createDataFrame([], "subtask int, stream int, data binary")
+        >>> edit = ckpt.edit_state(savepoint.path).set_raw("count", none)
+        """
+        self._of(uid).put_raw(rows)
+        return self
+
+    def rekey(
+        self,
+        uid: str,
+        function: Callable[[Any], Any],
+        keys: T.StructType | str | None = None,
+        *,
+        as_pandas: bool = False,
+    ) -> StateEdit:
+        """Give all state and timers of an operator other keys, which a restore refuses.
+
+        Two keys may become one only if they have no value at the same place.
+
+        Parameters
+        ----------
+        uid : str
+            The operator.
+        function : callable
+            Is called on executors with parts of the key columns, and returns the new key columns of
+            each row, in the same order.
+        keys : StructType or str, optional
+            The new key columns; text is DDL. By default those of before.
+        as_pandas : bool
+            Whether the function takes and returns pandas frames rather than Arrow tables.
+
+        Returns
+        -------
+        StateEdit
+            This edit.
+
+        Raises
+        ------
+        PlanError
+            If there is no such operator, or a column cannot be a key.
+
+        Examples
+        --------
+        >>> def shout(keys):
+        ...     return keys.assign(user=keys.user.str.upper())
+        >>> edit = ckpt.edit_state(savepoint.path).rekey("count", shout, as_pandas=True)
+        >>> sorted(tuple(row) for row in edit.table("count", "count").collect())
+        [('ADA', 2), ('BOB', 1)]
+        """
+        operator = self._of(uid)
+        schema = operator.key_schema if keys is None else keys
+        given = RowsFunction(function, as_pandas, f"{operator.where}, keys")
+        operator.rekey(self._spark, given, key_columns(schema, uid))
+        return self
+
+    def drop_state(self, uid: str, state: str) -> StateEdit:
+        """Remove a state with all its entries.
+
+        Parameters
+        ----------
+        uid, state : str
+            The operator and its state.
+
+        Returns
+        -------
+        StateEdit
+            This edit.
+
+        Raises
+        ------
+        PlanError
+            If there is no such operator or state.
+
+        Examples
+        --------
+        >>> edit = ckpt.edit_state(savepoint.path).drop_state("count", "count")
+        """
+        self._of(uid).drop_state(state)
+        return self
+
+    def drop_operator(self, uid: str) -> StateEdit:
+        """Remove an operator with all its state.
+
+        Parameters
+        ----------
+        uid : str
+            The operator.
+
+        Returns
+        -------
+        StateEdit
+            This edit.
+
+        Raises
+        ------
+        PlanError
+            If there is no such operator.
+
+        Examples
+        --------
+        >>> edit = ckpt.edit_state(savepoint.path).drop_operator("count")
+        """
+        self._of(uid)
+        del self._operators[uid]
+        return self
+
+    def erase(self, uid: str, keys: DataFrame) -> StateEdit:
+        """Remove all that belongs to some keys: their state and their timers.
+
+        Operator state, broadcast state and raw state belong to no key, and stay as they are.
+
+        Parameters
+        ----------
+        uid : str
+            The operator.
+        keys : DataFrame
+            The key columns; few enough for the driver.
+
+        Returns
+        -------
+        StateEdit
+            This edit.
+
+        Raises
+        ------
+        PlanError
+            If there is no such operator, or the rows have other columns.
+
+        Examples
+        --------
+        >>> edit = ckpt.edit_state(savepoint.path)
+        >>> erased = edit.erase("count", spark.createDataFrame([("ada",)], "user string"))
+        """
+        self._of(uid).erase(keys)
+        return self
+
+    def _of(self, uid: str) -> OperatorEdit:
+        try:
+            return self._operators[uid]
+        except KeyError:
+            known = ", ".join(map(repr, self._operators)) or "none"
+            raise PlanError(f"there is no operator {uid!r}; the operators are {known}") from None
+
 
 def edit_state(
     source: str | None = None,
@@ -397,3 +756,119 @@ def edit_state(
     session = session_in_use("edit_state", PlanError, spark, *frames)
     opened = None if source is None else RestoreSource(qualified_path(session, str(source)))
     return StateEdit(session, opened, query)
+
+
+def edited_contents(
+    source: RestoreSource, uids: tuple[str, ...], parent: Origin | None
+) -> EpochContents:
+    """Return the contents of a savepoint that is made of another.
+
+    Its state is that of no query. So it has a query id of its own, and the source as its origin.
+    """
+    metadata = source.metadata
+    stored = {operator.uid for operator in metadata.operators}
+    origin = Origin(
+        path=source.path,
+        kind=metadata.kind,
+        checkpoint_id=metadata.checkpoint_id,
+        query_id=metadata.query_id,
+        epoch=metadata.epoch,
+        operators=tuple(uid for uid in uids if uid in stored),
+        sha256=source.sha256,
+    )
+    return msgspec.structs.replace(
+        metadata.contents(), query_id=str(uuid.uuid4()), parent=parent or origin
+    )
+
+
+def first_contents(
+    position: Position, spark_version: str, parent: Origin | None
+) -> tuple[EpochContents, list[tuple[SourceLog, bytes]]]:
+    """Return the contents of a first savepoint, and the logs of its sources with their content."""
+    logs = position.read_logs()
+    contents = EpochContents(
+        epoch=position.epoch,
+        query_id=str(uuid.uuid4()),
+        query_name=None,
+        parent=parent,
+        spark_version=spark_version,
+        library_version=__version__,
+        watermark_ms=position.watermark_ms,
+        offsets_entry=position.offsets_entry,
+        commits_entry=position.commits_entry,
+        source_logs=tuple(log for log, _ in logs),
+        operators=(),
+        source_ids=position.source_ids,
+        source_names=position.source_names,
+    )
+    return contents, logs
+
+
+_TIME_MODES = {mode.value.lower(): mode for mode in TimeMode}
+
+
+def stored_operator(source: RestoreSource, stored: OperatorMetadata) -> OperatorEdit:
+    """Return the edit of a stored operator, without changes at first."""
+    unified = UnifiedStates(stored.uid, stored.handles)
+    descriptor = OperatorDescriptor(
+        uid=stored.uid,
+        parallelism=stored.parallelism,
+        max_parallelism=stored.max_parallelism,
+        key_schema=stored.key_schema,
+        time_mode=stored.time_mode,
+        states=unified.states,
+        processor=stored.processor,
+        code_sha256=stored.code_sha256,
+    )
+    return OperatorEdit(
+        where=f"{source.path}, operator {stored.uid!r}",
+        operator=descriptor,
+        states=list(unified.states),
+        stored=stored,
+        unified=unified,
+        source=source.storage.url,
+        watermark_ms=source.metadata.watermark_ms,
+    )
+
+
+def declared_operator(
+    spark: SparkSession,
+    uid: str,
+    processor: StatefulProcessor,
+    keys: T.StructType | str,
+    time_mode: str,
+    parallelism: int | None,
+    max_parallelism: int | None,
+    has_watermark: bool | None,  # noqa: FBT001  # passed on from keyword arguments
+) -> OperatorDescriptor:
+    """Return the operator of a processor, as ``StateEdit.add_operator`` is given it."""
+    mode = _TIME_MODES.get(str(time_mode).lower())
+    if mode is None:
+        raise PlanError(
+            f"operator {uid!r}: time_mode is {time_mode!r}, allowed are None, ProcessingTime "
+            "and EventTime"
+        )
+    watermarked = mode is TimeMode.EVENT_TIME if has_watermark is None else has_watermark
+    declared = declare_states(processor, uid, mode, has_watermark=watermarked)
+    subtasks = parallelism_of(spark) if parallelism is None else parallelism
+    groups = default_max_parallelism(subtasks) if max_parallelism is None else max_parallelism
+    return OperatorDescriptor(
+        uid=uid,
+        parallelism=subtasks,
+        max_parallelism=check_max_parallelism(groups, subtasks),
+        key_schema=key_columns(keys, uid).json(),
+        time_mode=mode,
+        states=declared.descriptors,
+        processor=processor_name(processor),
+        code_sha256=code_fingerprint(processor),
+    )
+
+
+def key_columns(keys: T.StructType | str, uid: str) -> T.StructType:
+    """Return key columns as a stream has them, which may be null."""
+    schema = keys if isinstance(keys, T.StructType) else parse_schema(keys)
+    if not schema.fields:
+        raise PlanError(f"operator {uid!r}: give at least one key column")
+    for field in schema.fields:
+        check_new_key(field)
+    return T.StructType([T.StructField(each.name, each.dataType) for each in schema.fields])

@@ -1,26 +1,36 @@
-"""The typed tables of stored state as DataFrames, and functions over their batches."""
+"""The typed tables of stored state as DataFrames, and functions over their batches.
+
+A timer may be due, and a time to live may end, in any millisecond of 64 bits. Spark's timestamps
+are microseconds of 64 bits, so they end with the year 294247: a time beyond it is shown as the last
+of them. Rows that no user sees keep the milliseconds. An entry that expires has the time at which
+it was written there, from which its end follows.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from inspect import signature
 from typing import Any
 
+import msgspec
 import pandas as pd
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from pyspark_ckpt.errors import CkptError, ProcessorError
 from pyspark_ckpt.formats.handle import Handle, StateDescriptor, decode_handle, encode_handle
+from pyspark_ckpt.formats.modes import TtlTime
+from pyspark_ckpt.operator.state.kinds import Entries, Movement, kind_of
 from pyspark_ckpt.operator.table.catalog import evolved, struct_type
-from pyspark_ckpt.operator.task_failure import marks_errors
-from pyspark_ckpt.operator.user_frames import shortened, user_frames
+from pyspark_ckpt.operator.task_failure import marks_errors, shortened, user_frames
 from pyspark_ckpt.operator.values.arrow_forms import cast
 from pyspark_ckpt.operator.values.arrow_values import in_type
 from pyspark_ckpt.operator.values.time_zones import in_python_zones
+from pyspark_ckpt.snapshot.columns import LAST_TIMESTAMP_MS, MAX_LONG
 from pyspark_ckpt.snapshot.entries import stored_entries
 from pyspark_ckpt.snapshot.tables import RawTable, Table, TimersTable, state_table
 from pyspark_ckpt.storage.open import open_storage
@@ -28,9 +38,14 @@ from pyspark_ckpt.storage.open import open_storage
 _IN_UTC: dict[str, Any] = (
     {"timezone": "UTC"} if "timezone" in signature(to_arrow_schema).parameters else {}
 )
+
+
 """PySpark 4.0 has no such argument: its timestamps are in UTC by default."""
 
+
 _NUMBERS = ("integer", "floating", "mixed-integer-float")
+
+
 """What pandas calls columns of numbers."""
 
 
@@ -248,3 +263,191 @@ def _check_no_number(series: pd.Series[Any], field: pa.Field) -> None:
         return
     if pd.api.types.infer_dtype(series.dropna()) in _NUMBERS:
         raise TypeError(f"column {field.name!r} has numbers, and is {field.type}")
+
+
+POSITION, EXPIRES_AT, FIRES_AT = "position", "expires_at", "fires_at"
+
+
+SUBTASK, STREAM, DATA = "subtask", "stream", "data"
+
+
+@dataclass(frozen=True, slots=True)
+class TableColumns:
+    """The names of a table's columns by their part; the fields have Spark's types.
+
+    `position`, `expires_at`, `fires_at` and `subtask` are ``None`` if the table has no such column.
+    """
+
+    keys: tuple[T.StructField, ...]
+    map_keys: tuple[T.StructField, ...] = ()
+    values: tuple[T.StructField, ...] = ()
+    position: str | None = None
+    expires_at: str | None = None
+    fires_at: str | None = None
+    subtask: str | None = None
+
+    def all_of(self, *, in_ms: bool = False) -> list[tuple[str, T.DataType]]:
+        """Return the name and Spark type of each column, in the order of the table.
+
+        The table's own times are timestamps, or milliseconds.
+        """
+        time = T.LongType() if in_ms else T.TimestampType()
+        named = [
+            (self.subtask, T.IntegerType()),
+            *((each.name, each.dataType) for each in (*self.keys, *self.map_keys)),
+            (self.position, T.LongType()),
+            *((each.name, each.dataType) for each in self.values),
+            (self.expires_at, time),
+            (self.fires_at, time),
+        ]
+        return [(name, data_type) for name, data_type in named if name is not None]
+
+    def of_rows(self, names: Sequence[str]) -> TableColumns:
+        """Return the columns that rows with these names have: they may lack `expires_at`."""
+        return self if self.expires_at in names else replace(self, expires_at=None)
+
+
+def columns_of(key_schema: T.StructType, state: StateDescriptor) -> TableColumns:
+    """Return the columns of a state's table."""
+    names = _Names()
+    movement = kind_of(state).movement
+    keys = names.fields(key_schema, "key") if movement is Movement.WITH_KEY else ()
+    map_key = None if state.map_key_schema is None else struct_type(state.map_key_schema)
+    map_keys = () if map_key is None else names.fields(map_key, "map_key")
+    values = names.fields(struct_type(state.value_schema), "value")
+    has_position = kind_of(state).entries is Entries.CHUNKS
+    has_time = state.ttl is not None or state.is_stamped
+    return TableColumns(
+        subtask=names.own(SUBTASK) if movement is Movement.DEALT_OUT else None,
+        keys=keys,
+        map_keys=map_keys,
+        values=values,
+        position=names.own(POSITION) if has_position else None,
+        expires_at=names.own(EXPIRES_AT) if has_time else None,
+    )
+
+
+def timer_columns(key_schema: T.StructType) -> TableColumns:
+    """Return the columns of an operator's timers."""
+    names = _Names()
+    return TableColumns(keys=names.fields(key_schema, "key"), fires_at=names.own(FIRES_AT))
+
+
+def raw_columns() -> TableColumns:
+    """Return the columns of an operator's raw state."""
+    fields = (T.StructField(STREAM, T.IntegerType()), T.StructField(DATA, T.BinaryType()))
+    return TableColumns(keys=(), values=fields, subtask=SUBTASK)
+
+
+class _Names:
+    """Gives each column a name of its own, as the tables that are read; case does not count."""
+
+    def __init__(self) -> None:
+        self._taken: set[str] = set()
+
+    def fields(self, schema: T.StructType, prefix: str) -> tuple[T.StructField, ...]:
+        return tuple(
+            T.StructField(self._name(each.name, f"{prefix}_{each.name}"), each.dataType)
+            for each in schema.fields
+        )
+
+    def own(self, name: str) -> str:
+        return self._name(name, f"_{name}")
+
+    def _name(self, name: str, otherwise: str) -> str:
+        while name.lower() in self._taken:
+            name, otherwise = otherwise, f"_{otherwise}"
+        self._taken.add(name.lower())
+        return name
+
+
+BEYOND = -1
+
+
+"""In place of the time of writing: the entry expires after :data:`LAST_TIMESTAMP_MS`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """When rows without a time count as written, by the time that a state ages in."""
+
+    processing_ms: int
+    watermark_ms: int
+
+    def of(self, state: StateDescriptor) -> int | None:
+        """Return when an entry of a state counts as written, ``None`` if it has no time."""
+        if state.ttl is None:
+            return None
+        if state.ttl.time is TtlTime.PROCESSING_TIME:
+            return self.processing_ms
+        return self.watermark_ms or None  # as in an initial state before the first watermark
+
+
+def as_written(state: StateDescriptor) -> StateDescriptor:
+    """Return a state whose table has the time of writing for that of expiry."""
+    if state.ttl is None:
+        return state
+    return msgspec.structs.replace(state, ttl=msgspec.structs.replace(state.ttl, duration_ms=0))
+
+
+def stored_times(
+    rows: DataFrame, columns: TableColumns, state: StateDescriptor | None, *, in_ms: bool
+) -> DataFrame:
+    """Return rows with stored times in place of those that are given.
+
+    `state` is ``None`` for timers.
+    """
+    name = columns.fires_at or columns.expires_at
+    if name is None or name not in rows.columns:
+        return rows
+    time = F.col(name)
+    in_ms_of_time = time if in_ms else F.unix_millis(time)
+    is_last, is_first = (time == _timestamp(end) for end in (MAX_LONG, -MAX_LONG - 1))
+    if columns.fires_at is not None:
+        found = in_ms_of_time
+        if not in_ms:
+            found = F.when(is_last, _long(MAX_LONG)).when(is_first, _long(-MAX_LONG - 1))
+            found = found.otherwise(in_ms_of_time)
+    else:
+        duration = _long(_duration_ms(state))
+        found = F.when(in_ms_of_time > duration, in_ms_of_time - duration)
+        found = found.when(time.isNotNull(), _long(0))
+        if not in_ms:
+            found = F.when(is_last, _long(BEYOND)).otherwise(found)
+    return rows.withColumn(name, found)
+
+
+def shown_times(rows: DataFrame, columns: TableColumns, state: StateDescriptor | None) -> DataFrame:
+    """Return rows with timestamps in place of stored times, as :func:`stored_times` takes them."""
+    name = columns.fires_at or columns.expires_at
+    if name is None or name not in rows.columns:
+        return rows
+    time = F.col(name)
+    if columns.fires_at is not None:
+        found = F.when(time > LAST_TIMESTAMP_MS, _timestamp(MAX_LONG))
+        found = found.when(time < -LAST_TIMESTAMP_MS, _timestamp(-MAX_LONG - 1))
+        return rows.withColumn(name, found.otherwise(F.timestamp_millis(time)))
+    duration_ms = _duration_ms(state)
+    is_beyond = (time == BEYOND) | (time > LAST_TIMESTAMP_MS - duration_ms)
+    found = F.when(is_beyond, _timestamp(MAX_LONG))
+    if duration_ms < LAST_TIMESTAMP_MS:
+        found = found.otherwise(F.timestamp_millis(time + _long(duration_ms)))
+    return rows.withColumn(name, found.cast("timestamp"))
+
+
+def written_beyond_ms(duration_ms: int, now_ms: int) -> int:
+    """Return when an entry counts as written that expires beyond :data:`LAST_TIMESTAMP_MS`."""
+    return max(now_ms, LAST_TIMESTAMP_MS - duration_ms + 1)
+
+
+def _duration_ms(state: StateDescriptor | None) -> int:
+    ttl = None if state is None else state.ttl
+    return 0 if ttl is None else min(ttl.duration_ms, MAX_LONG)
+
+
+def _long(number: int) -> Column:
+    return F.lit(number).cast("long")
+
+
+def _timestamp(micros: int) -> Column:
+    return F.timestamp_micros(_long(micros))

@@ -20,7 +20,7 @@ from typing import BinaryIO, NamedTuple
 import msgspec
 
 from pyspark_ckpt.errors import CorruptFileError, StateValueError
-from pyspark_ckpt.storage.corrupt_file import corrupt_file
+from pyspark_ckpt.storage.base import corrupt_file
 from state_backends import Changes
 
 MAGIC = b"CKPTCHG1"

@@ -1,16 +1,21 @@
-"""The handle: names one version of one subtask's state.
+"""The handle: names one version of one subtask's state; and the handles of an initial state.
 
 Spark keeps the encoded handle in GroupState. So Spark commits it, and writes it again when it
 repeats an epoch. It is MessagePack in GroupState and JSON inside ``_metadata``, never pickle.
+
+The file is written before the query starts. It is garbage once epoch 0 has been committed, because
+each subtask then has a handle in Spark's state store.
 """
 
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 
 import msgspec
 
 from pyspark_ckpt.errors import CorruptFileError
+from pyspark_ckpt.formats.layout import SHARED, InitialFile, initial_file, initial_path
 from pyspark_ckpt.formats.modes import (
     ListRedistribution,
     TimeMode,
@@ -18,15 +23,21 @@ from pyspark_ckpt.formats.modes import (
     TtlUpdate,
     TtlVisibility,
 )
-from pyspark_ckpt.storage.file_reference import FileReference
+from pyspark_ckpt.storage.base import CoordinatorStorage, FileReference, WorkerStorage
 
 HANDLE_FORMAT_VERSION = 1
 
+
 PARKED_TIMERS_MS = 253_402_300_123_457
+
+
 """`timeout_ms` of a subtask whose timers are all of parked keys, so that none fires: in the year
 9999. Without it, nobody would know that it has timers."""
 
+
 EMPTY_VERSION = "empty"
+
+
 """Version of a subtask's state before its first change."""
 
 
@@ -49,9 +60,14 @@ class BaseFile(msgspec.Struct, frozen=True):
 
 
 CHANGES_FORMAT = "changes"
+
+
 """Format of a base snapshot that is one change file, which every backend can load."""
 
+
 CANONICAL_FORMAT = "canonical"
+
+
 """Format of a base snapshot that is one canonical file, as savepoints have it."""
 
 
@@ -103,6 +119,8 @@ class Predecessor(msgspec.Struct, frozen=True):
 
 
 KEPT_PREDECESSORS = 5
+
+
 """How many earlier versions a handle records; see :func:`following`.
 
 Version 0.1.0 records two. The simulation found an attempt that Spark did not commit, and whose
@@ -205,6 +223,8 @@ class EpochPhases(msgspec.Struct, frozen=True, array_like=True):
 
 
 KEPT_PHASES = 32
+
+
 """Epochs whose phases a handle has; the console shows them. An epoch takes 12 to 20 bytes."""
 
 
@@ -389,7 +409,11 @@ class _Header(msgspec.Struct):
 
 
 _header_decoder = msgspec.msgpack.Decoder(_Header)
+
+
 _encoder = msgspec.msgpack.Encoder()
+
+
 _decoder = msgspec.msgpack.Decoder(Handle)
 
 
@@ -414,3 +438,75 @@ def decode_handle(data: bytes) -> Handle:
             "program wrote the checkpointLocation, or it is damaged; restore from a checkpoint "
             "into a fresh checkpointLocation"
         ) from exc
+
+
+def write_initial_handles(
+    storage: CoordinatorStorage, handles: Sequence[Handle], time_ms: int
+) -> FileReference:
+    """Write the handles of all operators as the newest ones; durable on return."""
+    newest = _newest(storage)
+    path = initial_path(1 if newest is None else newest[0].number + 1, time_ms)
+    return storage.write(path, [msgspec.msgpack.encode(list(handles))])
+
+
+def _newest(storage: CoordinatorStorage) -> tuple[InitialFile, str] | None:
+    """Return the file that was made last, with its path."""
+    found = [(initial_file(name), f"{SHARED}/{name}") for name in storage.list(SHARED)]
+    whole = [(file, path) for file, path in found if file is not None and file.is_whole]
+    return max(whole, default=None)
+
+
+def read_initial_handle(
+    storage: WorkerStorage, reference: FileReference, uid: str, subtask: int
+) -> Handle | None:
+    """Return a subtask's handle, ``None`` if the initial state has no row for the subtask."""
+    with storage.open_verified(reference) as file:
+        content = file.read()
+    handles = _decoded(content, reference.path)
+    return next((each for each in handles if (each.uid, each.subtask) == (uid, subtask)), None)
+
+
+def _decoded(content: bytes, path: str) -> list[Handle]:
+    try:
+        return msgspec.msgpack.decode(content, type=list[Handle])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as exc:
+        raise CorruptFileError(
+            f"{path} does not hold the handles of an initial state ({exc}): start the query again "
+            "to make the initial state again"
+        ) from exc
+
+
+def subtasks_not_woken(
+    storage: CoordinatorStorage, uid: str, parallelism: int, handles: Sequence[Handle]
+) -> list[int]:
+    """Return the subtasks that have an initial state and, after epoch 0, no handle.
+
+    Over Spark Connect this happens if epoch 0 had no task over the stream's rows. The initial
+    states are in the storage until the first checkpoint is complete.
+    """
+    if len(handles) == parallelism:
+        return []
+    newest = _newest(storage)
+    if newest is None:
+        return []
+    _, path = newest
+    begun = {each.subtask for each in _decoded(storage.read(path), path) if each.uid == uid}
+    return sorted(begun - {each.subtask for each in handles})
+
+
+def not_woken(uid: str, subtasks: Sequence[int]) -> str:
+    """Return the text of the error for subtasks that did not start from the initial state."""
+    return (
+        f"operator {uid!r}: subtasks {', '.join(map(str, subtasks))} did not start from the "
+        "initialState, because epoch 0 had no task over the stream's rows: start the query at a "
+        "fresh checkpointLocation when the stream has rows"
+    )
+
+
+def newest_initial_time_ms(storage: CoordinatorStorage) -> int | None:
+    """Return the processing time of the initial states that were made last, ``None`` without any.
+
+    Clocks may go back between two starts, so the times do not say which ones these are.
+    """
+    newest = _newest(storage)
+    return None if newest is None else newest[0].time_ms

@@ -22,8 +22,7 @@ from pyspark_ckpt.formats.layout import (
     written_path,
 )
 from pyspark_ckpt.formats.metadata_check import MAX_FILES, check_path
-from pyspark_ckpt.storage.base import CoordinatorStorage
-from pyspark_ckpt.storage.corrupt_file import corrupt_file
+from pyspark_ckpt.storage.base import CoordinatorStorage, corrupt_file
 
 DISPOSED = b"this savepoint was not complete and is being disposed of\n"
 """The content of ``_metadata`` during a disposal, so that the savepoint cannot be completed."""

@@ -15,7 +15,7 @@ from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.formats.layout import operator_mark
 from pyspark_ckpt.formats.modes import CheckpointKind, TimeMode
 from pyspark_ckpt.settings import ClaimMode
-from pyspark_ckpt.storage.file_reference import FileReference
+from pyspark_ckpt.storage.base import FileReference
 
 ROOTS = {CheckpointKind.CHECKPOINT: "..", CheckpointKind.SAVEPOINT: "."}
 """The directory that paths start from, relative to that of ``_metadata``."""

@@ -13,8 +13,7 @@ from typing import Any
 
 from pyspark_ckpt.errors import CorruptFileError, UnsafePathError
 from pyspark_ckpt.formats.metadata import ROOTS, CheckpointMetadata
-from pyspark_ckpt.storage.corrupt_file import corrupt_file
-from pyspark_ckpt.storage.file_reference import FileReference
+from pyspark_ckpt.storage.base import FileReference, corrupt_file
 
 _OF_USER_TYPES = frozenset({"pyClass", "serializedClass", "class"})
 

@@ -27,11 +27,10 @@ from pyspark_ckpt.formats.layout import (
     checkpoint_name,
     is_savepoint_name,
 )
+from pyspark_ckpt.formats.location_files import read_place
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.formats.metadata_check import check_content, check_counts
-from pyspark_ckpt.formats.place_record import read_place
-from pyspark_ckpt.storage.base import CoordinatorStorage
-from pyspark_ckpt.storage.corrupt_file import corrupt_file
+from pyspark_ckpt.storage.base import CoordinatorStorage, corrupt_file
 
 MAGIC = b"SPRKCKPT"
 METADATA_FORMAT_VERSION = 2

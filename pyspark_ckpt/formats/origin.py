@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import msgspec
 
+from pyspark_ckpt.formats.location_files import read_small_file
 from pyspark_ckpt.formats.metadata import Origin
-from pyspark_ckpt.formats.small_file import read_small_file
 from pyspark_ckpt.settings import ClaimMode
 from pyspark_ckpt.storage.open import Storage
 

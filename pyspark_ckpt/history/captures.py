@@ -8,8 +8,7 @@ from pathlib import Path
 from pyspark_ckpt.errors import CheckpointNotFoundError, CorruptFileError, PlanError
 from pyspark_ckpt.formats.layout import CaptureName, operator_mark
 from pyspark_ckpt.operator.capture.capture_file import CapturedEpoch, decode_epoch
-from pyspark_ckpt.operator.capture.newest import newest_captures
-from pyspark_ckpt.operator.capture.orders import CaptureFiles, orders_of
+from pyspark_ckpt.operator.capture.orders import CaptureFiles, newest_captures, orders_of
 from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.storage.open import LocalStorage, Storage
 

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
 import msgspec
 import pandas as pd
 
-from pyspark_ckpt.errors import CkptError, UnsafePathError
+from pyspark_ckpt.errors import CkptError, ConfigurationError, UnsafePathError
 from pyspark_ckpt.formats.handle import EpochMetrics, Handle
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.formats.modes import EntryKind
-from pyspark_ckpt.history.history_frame import History
 from pyspark_ckpt.history.log import HistoryEntry, HistoryLog, checkpoint_entries, sizes_of_subtask
 from pyspark_ckpt.history.places import OF_ONE_FILE, find_checkpoints_directory
 from pyspark_ckpt.history.run_log import RecordedRuns
-from pyspark_ckpt.history.times import milliseconds_in_range, number_in_range
 from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.operator.schema.report import LIBRARY_PREFIX
 from pyspark_ckpt.storage.open import Storage
@@ -26,17 +24,23 @@ from pyspark_ckpt.stores.open import find_store
 
 logger = library_logger(__name__)
 
+
 HISTORY_COLUMNS = (
     "kind", "status", "checkpoint_id", "epoch", "triggered_at", "duration_ms", "size_bytes",
     "new_bytes", "files", "phases_ms", "path", "reason", "parallelism_before", "parallelism",
     "pause_ms",
 )  # fmt: skip
+
+
 _NUMBERS = (
     "checkpoint_id", "epoch", "duration_ms", "size_bytes", "new_bytes", "files",
     "parallelism_before", "parallelism", "pause_ms",
 )  # fmt: skip
 
+
 _NOTES_READ = 120
+
+
 """Notes of a run that say how many keys were parked: of the last hour, one request each."""
 
 
@@ -196,6 +200,8 @@ def _log_entries(storage: Storage) -> list[HistoryEntry]:
 
 
 _OF_EPOCH = ("keys", "writes", "open_ms", "process_ms", "barrier_ms", "rebuilds")
+
+
 SUBTASK_COLUMNS = (
     "checkpoint_id", "epoch", "uid", "subtask", "subtask_epoch", "size_bytes", "new_bytes",
     "files", "base_bytes", "segments", *_OF_EPOCH,
@@ -266,3 +272,115 @@ def _row(metadata: CheckpointMetadata, handle: Handle, before: Handle | None) ->
         "segments": len(handle.segments),
         **{name: getattr(metrics, name) for name in _OF_EPOCH},
     }
+
+
+_NEEDED = frozenset(
+    {"kind", "status", "checkpoint_id", "triggered_at", "duration_ms", "size_bytes"}
+)
+
+
+_REST = "rest"
+
+
+_MB = 1024**2
+
+
+class History(pd.DataFrame):
+    """What :func:`history` returns: a ``pandas.DataFrame`` with a plot of its own.
+
+    ``plot()`` without arguments draws the duration of each checkpoint by phase, its size, and the
+    attempts that were aborted. It needs the extra ``plot``. With arguments, ``plot`` is that of
+    pandas.
+    """
+
+    @property
+    def _constructor(self) -> type[History]:
+        return History
+
+    @property
+    def plot(self) -> Any:
+        """The plot of checkpoints, or with arguments that of pandas."""
+        return _HistoryPlot(self)
+
+
+class _HistoryPlot(pd.plotting.PlotAccessor):
+    def __init__(self, data: pd.DataFrame) -> None:
+        super().__init__(data)
+        self._history = data
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if args or kwargs or not set(self._history.columns) >= _NEEDED:
+            return super().__call__(*args, **kwargs)
+        return plot_history(self._history)
+
+
+def plot_history(history: pd.DataFrame) -> Any:
+    """Draw durations by phase and sizes of the checkpoints of a history; return the two axes."""
+    try:
+        from matplotlib import pyplot as plt
+    except ImportError as exc:
+        raise ConfigurationError(
+            f"a plot needs a library that is not installed ({exc}): install pyspark_ckpt[plot]"
+        ) from exc
+    is_checkpoint = history["kind"] == "checkpoint"
+    completed = history[is_checkpoint & (history["status"] == "completed")]
+    aborted = history[is_checkpoint & (history["status"] == "aborted")]
+    _, (durations, sizes) = plt.subplots(2, 1, sharex=True, figsize=(8, 5), layout="constrained")
+    ids = [int(each) for each in completed["checkpoint_id"]]
+    bottom = [0.0] * len(ids)
+    for phase, heights in _by_phase(completed).items():
+        durations.bar(ids, heights, bottom=bottom, label=phase)
+        bottom = [low + height for low, height in zip(bottom, heights, strict=True)]
+    failed = aborted[aborted["checkpoint_id"].notna()]
+    if len(failed):
+        numbers = [int(each) for each in failed["checkpoint_id"]]
+        heights = [float(each) for each in failed["duration_ms"].fillna(0)]
+        durations.plot(numbers, heights, "x", color="tab:red", label="aborted")
+    durations.set_ylabel("duration (ms)")
+    if ids or len(failed):
+        durations.legend()
+    sizes.plot(ids, [int(each) / _MB for each in completed["size_bytes"]], "o-", label="full")
+    if "new_bytes" in completed:
+        new = completed["new_bytes"].astype("Float64") / _MB
+        sizes.plot(ids, new.to_numpy(dtype=float, na_value=float("nan")), "o-", label="new files")
+    sizes.set_ylabel("size (MB)")
+    sizes.set_xlabel("checkpoint")
+    if ids:
+        sizes.legend()
+    return durations, sizes
+
+
+def _by_phase(completed: pd.DataFrame) -> Mapping[str, list[float]]:
+    """Return the milliseconds of each phase per checkpoint; the rest has no phase."""
+    none: list[Mapping[str, int] | None] = [None] * len(completed)
+    phases = list(completed["phases_ms"]) if "phases_ms" in completed else none
+    known = [each if isinstance(each, Mapping) else {} for each in phases]
+    names = list(dict.fromkeys(name for each in known for name in each))
+    found = {name: [float(each.get(name, 0)) for each in known] for name in names}
+    totals = [float(each) for each in completed["duration_ms"]]
+    found[_REST] = [
+        max(total - sum(each.values()), 0.0) for total, each in zip(totals, known, strict=True)
+    ]
+    return found
+
+
+_MOST_MS = pd.Timestamp.max.value // 1_000_000
+
+
+_MOST = 2**63 - 1
+
+
+def milliseconds_in_range(at_ms: int | None) -> int | None:
+    """Return milliseconds since 1970, ``None`` if pandas has no such time: its end in 2262."""
+    return at_ms if at_ms is not None and abs(at_ms) <= _MOST_MS else None
+
+
+def number_in_range(value: int | None) -> int | None:
+    """Return a number, ``None`` if it has more than 64 bits."""
+    return value if value is not None and abs(value) <= _MOST else None
+
+
+def utc_time(at_ms: int) -> Any:
+    """Return a time in UTC, or ``NaT`` if pandas has no such time."""
+    known_ms = milliseconds_in_range(at_ms)
+    return pd.NaT if known_ms is None else pd.Timestamp(known_ms, unit="ms", tz="UTC")

@@ -17,8 +17,8 @@ from pyspark_ckpt.formats.layout import HISTORY, METADATA_NAME, REQUESTS, SHARED
 from pyspark_ckpt.formats.metadata import CheckpointMetadata, OperatorMetadata, Origin
 from pyspark_ckpt.formats.metadata_file import read_metadata
 from pyspark_ckpt.formats.modes import CheckpointKind
+from pyspark_ckpt.history.frames import utc_time
 from pyspark_ckpt.history.places import OF_ONE_FILE, directory_below
-from pyspark_ckpt.history.times import utc_time
 from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.storage.open import Storage, open_storage
 from pyspark_ckpt.stores.place import recorded_checkpoints

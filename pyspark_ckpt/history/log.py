@@ -21,8 +21,7 @@ from pyspark_ckpt.formats.modes import EntryKind, EntryStatus, SavepointFormat
 from pyspark_ckpt.history.listener import CheckpointListener
 from pyspark_ckpt.history.records import AbortedCheckpoint, CompletedCheckpoint, Savepoint
 from pyspark_ckpt.log_fields import library_logger
-from pyspark_ckpt.storage.corrupt_file import JSON_ERRORS
-from pyspark_ckpt.storage.file_reference import FileReference
+from pyspark_ckpt.storage.base import JSON_ERRORS, FileReference
 from pyspark_ckpt.storage.open import Storage
 
 

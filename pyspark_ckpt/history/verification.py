@@ -9,9 +9,9 @@ from pyspark_ckpt.errors import CorruptFileError
 from pyspark_ckpt.formats.layout import METADATA_NAME
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.formats.metadata_file import read_metadata
-from pyspark_ckpt.storage.file_reference import FileReference
+from pyspark_ckpt.storage.base import FileReference
 from pyspark_ckpt.storage.open import Storage, open_storage
-from pyspark_ckpt.stores.subsumed import name_subsumed
+from pyspark_ckpt.stores.reader_pins import name_subsumed
 
 Check = Callable[[FileReference], None]
 

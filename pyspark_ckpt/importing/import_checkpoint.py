@@ -3,30 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import types as T
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from pyspark_ckpt.editing.state_edit import StateEdit
-from pyspark_ckpt.editing.table_columns import columns_of, timer_columns
-from pyspark_ckpt.errors import PlanError
+from pyspark_ckpt.editing.typed_frames import columns_of, timer_columns
+from pyspark_ckpt.errors import IncompatibleStateError, PlanError
 from pyspark_ckpt.formats.handle import StateDescriptor
-from pyspark_ckpt.formats.modes import TimeMode
+from pyspark_ckpt.formats.modes import TimeMode, TtlTime
 from pyspark_ckpt.history.records import Savepoint
-from pyspark_ckpt.importing.damage import failed_read, reading
-from pyspark_ckpt.importing.group_state import GroupStateRows, Mapper
-from pyspark_ckpt.importing.imported_operator import ImportedOperator
-from pyspark_ckpt.importing.matching import check_states
-from pyspark_ckpt.importing.spark_operator import SparkStatefulOperator, spark_operators
-from pyspark_ckpt.importing.state_rows import state_rows, timer_rows
-from pyspark_ckpt.importing.stopped_query import stopped_query
+from pyspark_ckpt.importing.spark_operator import (
+    SparkStatefulOperator,
+    StateVariable,
+    spark_operators,
+    struct_of,
+)
+from pyspark_ckpt.importing.state_rows import (
+    VALUE_COLUMNS,
+    GroupStateRows,
+    Mapper,
+    is_stamped,
+    state_rows,
+    timer_rows,
+)
+from pyspark_ckpt.importing.stopped_query import failed_read, reading, stopped_query
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
+from pyspark_ckpt.operator.schema.evolution import same_type
 from pyspark_ckpt.operator.state.kinds import Movement, kind_of
+from pyspark_ckpt.operator.table.catalog import struct_type
 from pyspark_ckpt.settings import read_settings
 from pyspark_ckpt.spark.plan import operators_of
 from pyspark_ckpt.spark.program import check_frame
-from pyspark_ckpt.spark.session_in_use import session_in_use
+from pyspark_ckpt.spark.session import session_in_use
 from pyspark_ckpt.spark.state_reader import quiet_reading
 
 _SAVEPOINTS = "spark.ckpt.execution.checkpointing.savepoint-dir"
@@ -287,3 +299,102 @@ def _states_of_keys(operator: OperatorDescriptor) -> dict[str, StateDescriptor]:
                 "exist in Spark's operators: import with the processor as the query of Spark ran it"
             )
     return {state.name: state for state in operator.states}
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedOperator:
+    """What one operator of a stopped query of Spark becomes; given to :func:`import_checkpoint`.
+
+    Parameters
+    ----------
+    processor : StatefulProcessor
+        The processor that Spark's operator ran. For ``applyInPandasWithState``, the processor that
+        replaces its function.
+    uid : str
+        The operator's uid in the restored query.
+    mapper : callable, optional
+        Only for ``applyInPandasWithState``, as for :func:`import_checkpoint`.
+    time_mode : str, optional
+        Only for ``applyInPandasWithState``, as for :func:`import_checkpoint`.
+
+    Raises
+    ------
+    PlanError
+        If `uid` is empty.
+
+    Examples
+    --------
+    >>> ckpt.ImportedOperator(Count(), "count").uid
+    'count'
+    """
+
+    processor: StatefulProcessor
+    uid: str
+    mapper: Mapper | None = None
+    time_mode: str | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.uid, str) or not self.uid.strip():
+            raise PlanError(f"uid is {self.uid!r}: give the operator a stable name")
+
+
+_ADVICE = (
+    "import with the processor as the query of Spark ran it; change it once the query is restored"
+)
+
+
+def check_states(
+    operator: SparkStatefulOperator, declared: dict[str, StateDescriptor], uid: str
+) -> None:
+    """Check that a processor declares exactly the state variables that Spark has."""
+    where = f"{operator.where}, as operator {uid!r}"
+    stored = {variable.name: variable for variable in operator.variables}
+    unknown = sorted(set(declared) - set(stored))
+    missing = sorted(set(stored) - set(declared))
+    if unknown or missing:
+        raise IncompatibleStateError(
+            f"{where}: Spark has the states {_listed(stored)}, the processor declares "
+            f"{_listed(declared)}: {_ADVICE}"
+        )
+    for name, variable in stored.items():
+        why = _difference(operator, variable, declared[name])
+        if why is not None:
+            raise IncompatibleStateError(f"{where}: state {name!r} {why}: {_ADVICE}")
+
+
+def _difference(
+    operator: SparkStatefulOperator, variable: StateVariable, state: StateDescriptor
+) -> str | None:
+    """Return how a declared state differs from Spark's, ``None`` if it does not."""
+    if kind_of(state) is not variable.kind:
+        return f"is {variable.kind.stored_name} state in Spark, and {state.kind} state here"
+    if (state.ttl is not None) != variable.has_ttl:
+        here = _ttl(has_ttl=state.ttl is not None)
+        return f"{_ttl(has_ttl=variable.has_ttl)} in Spark, and {here} here"
+    if state.ttl is not None and state.ttl.time is not TtlTime.PROCESSING_TIME:
+        return "expires in processing time in Spark, and in event time here"
+    schema = operator.variable(variable).schema
+    values = struct_of(schema[VALUE_COLUMNS[variable.kind]])
+    if is_stamped(values, variable):
+        values = struct_of(values["value"])
+    pairs = [("values", values, struct_type(state.value_schema))]
+    if state.map_key_schema is not None:
+        pairs.append(
+            ("map keys", struct_of(schema["user_map_key"]), struct_type(state.map_key_schema))
+        )
+    for what, stored, wanted in pairs:
+        if not same_type(stored, wanted, nullability=False):
+            return f"has {what} of {_text(stored)} in Spark, and of {_text(wanted)} here"
+    return None
+
+
+def _text(schema: T.StructType) -> str:
+    return schema.simpleString()
+
+
+def _ttl(*, has_ttl: bool) -> str:
+    return "has a time to live" if has_ttl else "has no time to live"
+
+
+def _listed(names: dict[str, StateDescriptor] | dict[str, StateVariable]) -> str:
+    return ", ".join(map(repr, sorted(names))) or "none"

@@ -12,8 +12,12 @@ from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import CorruptFileError, NotBuiltYetError, RestoreError
 from pyspark_ckpt.formats.modes import TimeMode
-from pyspark_ckpt.importing.damage import check_operators, check_partitions, reading
-from pyspark_ckpt.importing.stopped_query import StoppedQuery
+from pyspark_ckpt.importing.stopped_query import (
+    StoppedQuery,
+    check_operators,
+    check_partitions,
+    reading,
+)
 from pyspark_ckpt.operator.state.kinds import StateKind
 from pyspark_ckpt.spark.state_files import STATE
 

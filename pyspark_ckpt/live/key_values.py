@@ -13,8 +13,7 @@ from pyspark_ckpt.live.replica import Replica
 from pyspark_ckpt.operator.state.kinds import Entries, kind_of
 from pyspark_ckpt.operator.table.catalog import evolved
 from pyspark_ckpt.operator.values.leaves import TEXTS
-from pyspark_ckpt.snapshot.binary_columns import BinaryColumn
-from pyspark_ckpt.snapshot.columns import StateValues, python_rows
+from pyspark_ckpt.snapshot.columns import BinaryColumn, StateValues, python_rows
 from pyspark_ckpt.snapshot.entries import StoredEntries
 from pyspark_ckpt.snapshot.tables import Table, state_table
 

@@ -1,31 +1,46 @@
-"""The newest committed epoch of a running query, and the handles that Spark committed with it."""
+"""The newest committed epoch of a running query, and its handles, read from Spark's files.
+
+::
+
+    blocks of lz4-java: "LZ4Block" | token u8 | compressed u32 | size u32 | check u32 | data
+    inside:             key size i32 | key | value size i32 | value ... | -1
+
+Sizes of blocks are little-endian, the others big-endian. A value is an UnsafeRow: a word of null
+bits, then a word per field. The word of a struct or of bytes is ``offset << 32 | size``.
+
+A file that has any other form is not read here. Spark reads it then, which takes a job.
+"""
 
 from __future__ import annotations
 
 import os
+import struct
 import threading
 from dataclasses import dataclass
 
+import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from pyspark_ckpt.checkpoint.handles import (
-    checked_handles,
-    committed_handle,
-    committed_handles,
-)
+from pyspark_ckpt.checkpoint.handles import checked_handles, committed_handle, committed_handles
 from pyspark_ckpt.checkpoint.query_files import QueryFiles
 from pyspark_ckpt.clock import monotonic_ms, now_ms
 from pyspark_ckpt.errors import CheckpointAbortedError, CorruptFileError, UnknownEpochError
 from pyspark_ckpt.formats.handle import Handle, decode_handle
 from pyspark_ckpt.formats.modes import TtlTime
-from pyspark_ckpt.live.state_changes import handles_in_changes
 from pyspark_ckpt.spark.log import Sources
+from pyspark_ckpt.spark.state_files import STATE
 from pyspark_ckpt.spark.state_reader import STORES_WITH_CHANGES
+from pyspark_ckpt.storage.open import Storage
 
 _LISTED_LATELY_MS = 1000
+
+
 """In this time a query cannot commit so many epochs that Spark deletes the next one's entry."""
 
+
 _MOST_FILES = 20
+
+
 """So many small files of Spark's state store are read rather than all of it by Spark."""
 
 
@@ -201,3 +216,117 @@ class NewestHandles:
         for subtask in range(self._files.operators.ours[self._operator_id].parallelism):
             if self._known.get(subtask, (-1, None))[0] <= epoch:
                 self._known[subtask] = epoch, found.get(subtask)
+
+
+_MAGIC = b"LZ4Block"
+
+
+_BLOCK = struct.Struct("<BIII")
+
+
+_PLAIN, _COMPRESSED = 0x10, 0x20
+
+
+_METHOD = 0xF0
+
+
+_MOST_BYTES = 64 << 20
+
+
+_SIZE = struct.Struct(">i")
+
+
+_END = -1
+
+
+_WORD = struct.Struct("<q")
+
+
+_FIRST_FIELD = 8
+
+
+"""Where the first field is, behind a word of null bits."""
+
+
+class _OtherFormError(Exception):
+    """The bytes are not what this module knows."""
+
+
+def handles_in_changes(
+    location: Storage, operator_id: int, partition: int, epoch: int
+) -> list[bytes] | None:
+    """Return the handles that an epoch wrote in a partition of Spark's state store.
+
+    Call it for an epoch that ran with the default state store, and that is committed.
+
+    An empty list means that the epoch wrote no handle. ``None`` means that only Spark can read the
+    file, or that the file does not exist.
+    """
+    try:
+        data = location.read(f"{STATE}/{operator_id}/{partition}/{epoch + 1}.delta")
+    except FileNotFoundError:
+        return None
+    try:
+        return [_handle_in(row) for row in _rows(_uncompressed(data))]
+    except (_OtherFormError, struct.error, OSError, pa.ArrowException):
+        return None
+
+
+def _uncompressed(data: bytes) -> bytes:
+    codec = pa.Codec("lz4_raw")
+    parts: list[bytes] = []
+    place = total = 0
+    while place < len(data):
+        if not data.startswith(_MAGIC, place):
+            raise _OtherFormError
+        token, stored, size, _ = _BLOCK.unpack_from(data, place + len(_MAGIC))
+        place += len(_MAGIC) + _BLOCK.size
+        if size == 0:  # the last block of a stream
+            continue
+        block = data[place : place + stored]
+        place += stored
+        total += size
+        if len(block) != stored or total > _MOST_BYTES:
+            raise _OtherFormError
+        method = token & _METHOD
+        if method == _COMPRESSED:
+            block = codec.decompress(block, decompressed_size=size, asbytes=True)
+        elif method != _PLAIN:
+            raise _OtherFormError
+        if len(block) != size:
+            raise _OtherFormError
+        parts.append(block)
+    return b"".join(parts)
+
+
+def _rows(data: bytes) -> list[bytes]:
+    rows: list[bytes] = []
+    place = 0
+    while True:
+        (key_size,) = _SIZE.unpack_from(data, place)
+        place += _SIZE.size
+        if key_size == _END:
+            break
+        (value_size,) = _SIZE.unpack_from(data, place + max(key_size, 0))
+        place += key_size + _SIZE.size
+        if key_size < 0 or value_size < 0 or place + value_size > len(data):
+            raise _OtherFormError  # among others, a row that was removed
+        rows.append(data[place : place + value_size])
+        place += value_size
+    if place != len(data):
+        raise _OtherFormError
+    return rows
+
+
+def _handle_in(row: bytes) -> bytes:
+    """Return the only field of the struct that is the first field of a row."""
+    return _first_field(_first_field(row))
+
+
+def _first_field(row: bytes) -> bytes:
+    (nulls,) = _WORD.unpack_from(row, 0)
+    (word,) = _WORD.unpack_from(row, _FIRST_FIELD)
+    offset, size = word >> 32, word & 0xFFFFFFFF
+    if nulls & 1 or offset <= _FIRST_FIELD or offset + size > len(row):
+        raise _OtherFormError
+    return row[offset : offset + size]

@@ -19,8 +19,7 @@ from opentelemetry.sdk.resources import Resource
 
 from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.metrics.declared import METRICS, PREFIX, QUERY_LABELS, Kind
-from pyspark_ckpt.metrics.point import Point
-from pyspark_ckpt.metrics.values import QueryMetrics
+from pyspark_ckpt.metrics.values import Point, QueryMetrics
 
 logger = library_logger(__name__)
 

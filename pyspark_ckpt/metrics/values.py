@@ -1,4 +1,4 @@
-"""The values of all metrics of one running query, on the driver.
+"""The values of all metrics of one running query, on the driver, with their labels.
 
 They come from what the driver has anyway: the handles and outcomes of checkpoints, and Spark's
 reports of epochs. No Spark job is added. Values are computed when a reporter asks for them.
@@ -8,24 +8,25 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from pyspark_ckpt.abort_reason import AbortReason
 from pyspark_ckpt.checkpoint.query_files import QueryFiles
-from pyspark_ckpt.clock import now_ms
+from pyspark_ckpt.clock import ms_of_text, now_ms
+from pyspark_ckpt.formats.handle import EpochMetrics, EpochPhases, Handle, StateCounts
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
+from pyspark_ckpt.formats.modes import TimeMode
 from pyspark_ckpt.history.listener import CheckpointListener
 from pyspark_ckpt.history.log import sizes_of
 from pyspark_ckpt.history.records import AbortedCheckpoint, CompletedCheckpoint
 from pyspark_ckpt.log_fields import library_logger
-from pyspark_ckpt.metrics.epoch_values import EpochValues
-from pyspark_ckpt.metrics.operator_values import operator_values
-from pyspark_ckpt.metrics.point import Point, point
+from pyspark_ckpt.metrics.declared import METRICS, ROCKSDB_PROPERTIES, rocksdb_metric
 from pyspark_ckpt.version import __version__
 
 logger = library_logger(__name__)
@@ -160,3 +161,208 @@ class QueryMetrics(CheckpointListener):
         for phase, duration_ms in metadata.phases_ms.items():
             yield point("last_checkpoint_phase_duration", duration_ms / 1000, phase=phase)
         yield from operator_values(metadata)
+
+
+class EpochValues:
+    """What the epochs of one run of a query add up to, and the newest of them.
+
+    `operators` has the uids by the places of the operators among Spark's stateful operators.
+    """
+
+    def __init__(self, operators: Mapping[int, str]) -> None:
+        self._operators = operators
+        self.epoch: int | None = None
+        self._epochs = 0
+        self._rows = 0
+        self._late: dict[str, int] = {}
+        self._newest: Mapping[str, Any] = {}
+
+    def add(self, reports: Iterable[Mapping[str, Any]]) -> None:
+        """Count epochs that Spark has reported; epochs that were counted before are left out."""
+        for report in reports:
+            epoch = report["batchId"]
+            if self.epoch is not None and epoch <= self.epoch:
+                continue
+            self.epoch = epoch
+            self._epochs += 1
+            self._rows += sum(
+                max(source.get("numInputRows") or 0, 0) for source in report.get("sources", [])
+            )
+            self._add_late(report.get("stateOperators", []))
+            self._newest = report
+
+    def _add_late(self, stateful: Sequence[Mapping[str, Any]]) -> None:
+        for number, uid in self._operators.items():
+            if number < len(stateful):
+                late = stateful[number].get("numRowsDroppedByWatermark") or 0
+                self._late[uid] = self._late.get(uid, 0) + late
+
+    def points(self) -> Iterator[Point]:
+        """Yield the values."""
+        yield point("epochs", self._epochs)
+        yield point("input_rows", self._rows)
+        for uid, late in self._late.items():
+            yield point("late_rows", late, operator=uid)
+        if self.epoch is None:
+            return
+        yield point("epoch", self.epoch)
+        durations = dict(self._newest["durationMs"])
+        yield point("epoch_duration", durations.pop("triggerExecution", 0) / 1000)
+        for phase, duration_ms in durations.items():
+            yield point("epoch_phase_duration", duration_ms / 1000, phase=phase)
+        watermark = self._newest.get("eventTime", {}).get("watermark")
+        if watermark is not None and (watermark_ms := ms_of_text(watermark)) > 0:
+            lag_ms = ms_of_text(self._newest["timestamp"]) - watermark_ms
+            yield point("watermark_lag", lag_ms / 1000)
+
+
+_OF_THE_EPOCH: Mapping[str, Callable[[EpochMetrics], float]] = {
+    "operator_input_rows": lambda each: each.rows,
+    "operator_keys": lambda each: each.keys,
+    "operator_state_reads": lambda each: each.reads,
+    "operator_cache_hits": lambda each: each.cache_hits,
+    "operator_state_writes": lambda each: each.writes,
+    "operator_timers_fired": lambda each: each.timers_fired,
+    "operator_expired_entries": lambda each: each.expired,
+    "operator_rebuilds": lambda each: each.rebuilds,
+    "operator_requests": lambda each: each.requests or 0,
+    "operator_open_duration": lambda each: each.open_ms / 1000,
+    "operator_process_duration": lambda each: each.process_ms / 1000,
+    "operator_barrier_duration": lambda each: each.barrier_ms / 1000,
+}
+
+
+_PHASES: Mapping[str, Callable[[EpochPhases], float]] = {
+    "operator_read_duration": lambda each: each.read_ms / 1000,
+    "operator_user_duration": lambda each: each.user_ms / 1000,
+    "operator_write_duration": lambda each: each.write_ms / 1000,
+}
+
+
+_PARKED: Mapping[str, Callable[[EpochMetrics], float]] = {
+    "operator_parked_keys": lambda each: each.parked_keys or 0,
+    "operator_parked_rows": lambda each: each.parked_rows or 0,
+}
+
+
+"""What stays from the last epoch in which Spark called a subtask."""
+
+
+def operator_values(metadata: CheckpointMetadata) -> Iterator[Point]:
+    """Yield what each operator did in the epoch of a checkpoint, and the sizes of its states.
+
+    A subtask that Spark did not call in the epoch counts as 0, as does one that Spark has never
+    called, which has no handle.
+    """
+    for operator in metadata.operators:
+        if operator.handles:
+            idle = max(operator.parallelism - len(operator.handles), 0)
+            yield from _of_subtasks(metadata, operator.uid, operator.handles, idle)
+            yield from _of_rocksdb(operator.uid, operator.handles)
+
+
+def _of_subtasks(
+    metadata: CheckpointMetadata, uid: str, handles: Sequence[Handle], idle: int
+) -> Iterator[Point]:
+    over = partial(_over_subtasks, idle=idle, operator=uid)
+    done = [
+        (handle.metrics or EpochMetrics()) if handle.epoch == metadata.epoch else EpochMetrics()
+        for handle in handles
+    ]
+    for name, value in _OF_THE_EPOCH.items():
+        yield from over(name, list(map(value, done)))
+    for name, parked in _PARKED.items():
+        yield from over(name, [0 if h.metrics is None else parked(h.metrics) for h in handles])
+    phases = [_phases_in(metadata.epoch, handle) for handle in handles]
+    for name, seconds in _PHASES.items():
+        yield from over(name, [0 if each is None else seconds(each) for each in phases])
+    changelogs = [sum(each.size_bytes for each in handle.segments) for handle in handles]
+    bases = [0 if handle.base is None else handle.base.size_bytes for handle in handles]
+    stored = [base + changelog for base, changelog in zip(bases, changelogs, strict=True)]
+    yield from over("operator_stored", stored)
+    yield from over("operator_changelog", changelogs)
+    yield from over("operator_changelog_segments", [len(handle.segments) for handle in handles])
+    yield from over("operator_timer_overdue", [_overdue_s(handle, metadata) for handle in handles])
+    yield from _counted(uid, handles, idle)
+
+
+def _phases_in(epoch: int, handle: Handle) -> EpochPhases | None:
+    """Return the phases of a subtask in an epoch, ``None`` if Spark did not call it then."""
+    last = handle.phases[-1] if handle.phases else None
+    return last if last is not None and last.epoch == epoch else None
+
+
+def _over_subtasks(
+    name: str, values: Sequence[float], *, idle: int = 0, **labels: str
+) -> Iterator[Point]:
+    values = [*values, *[0] * idle]
+    yield point(name, min(values), subtasks="min", **labels)
+    yield point(name, max(values), subtasks="max", **labels)
+    yield point(name, sum(values), subtasks="sum", **labels)
+
+
+def _overdue_s(handle: Handle, metadata: CheckpointMetadata) -> float:
+    """Return how long a subtask should have been called again, by the clock of its timers."""
+    now_ms = (
+        metadata.triggered_at_ms
+        if handle.time_mode is TimeMode.PROCESSING_TIME
+        else metadata.watermark_ms
+    )
+    if handle.timeout_ms is None or now_ms is None:
+        return 0
+    return max(now_ms - handle.timeout_ms, 0) / 1000
+
+
+def _counted(uid: str, handles: Sequence[Handle], idle: int) -> Iterator[Point]:
+    """Yield the counts of keyed state, extrapolated from the key groups that were counted."""
+    counts = [handle.counts for handle in handles if handle.counts and handle.counts.groups]
+    if len(counts) != len(handles):
+        return  # some subtask has not counted yet
+    over = partial(_over_subtasks, idle=idle, operator=uid)
+    yield from over("operator_timers", [_scale(each) * each.timers for each in counts])
+    names = {state.name for each in counts for state in each.states}
+    for name in sorted(names):
+        keys, entries, sizes = [], [], []
+        for each in counts:
+            (of_state,) = [state for state in each.states if state.name == name] or (None,)
+            scale = _scale(each)
+            keys.append(0 if of_state is None else scale * of_state.keys)
+            entries.append(0 if of_state is None else scale * of_state.entries)
+            sizes.append(0 if of_state is None else scale * of_state.size_bytes)
+        yield from over("state_keys", keys, state=name)
+        yield from over("state_entries", entries, state=name)
+        yield from over("state_size", sizes, state=name)
+
+
+def _scale(counts: StateCounts) -> float:
+    return counts.of_groups / counts.groups
+
+
+def _of_rocksdb(uid: str, handles: Sequence[Handle]) -> Iterator[Point]:
+    found = [handle.metrics.backend for handle in handles if handle.metrics is not None]
+    known = [each for each in found if each]
+    if not known:
+        return
+    for name in ROCKSDB_PROPERTIES:
+        values = [each.get(name, 0) for each in known]
+        yield from _over_subtasks(rocksdb_metric(name).name, values, operator=uid)
+
+
+class Point(NamedTuple):
+    """A value; `labels` has one value for each label of the metric, in its order."""
+
+    name: str
+    value: float
+    labels: tuple[str, ...] = ()
+
+
+def point(name: str, value: float, **labels: str) -> Point:
+    """Return a value of a declared metric."""
+    return Point(name, value, in_order(name, labels))
+
+
+def in_order(name: str, labels: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the values of a metric's labels in the order in which they are declared."""
+    declared = METRICS[name].labels
+    assert set(labels) == set(declared), f"{name} has the labels {declared}, not {tuple(labels)}"
+    return tuple(labels[label] for label in declared)

@@ -17,11 +17,11 @@ import msgspec
 
 from pyspark_ckpt.errors import PlanError
 from pyspark_ckpt.formats.handle import Handle, StateDescriptor
+from pyspark_ckpt.formats.location_files import RolledBack
 from pyspark_ckpt.formats.modes import TimeMode
-from pyspark_ckpt.formats.rolled_back import RolledBack
 from pyspark_ckpt.migration import Migration
 from pyspark_ckpt.settings import HandOver, Materialization
-from pyspark_ckpt.storage.file_reference import FileReference
+from pyspark_ckpt.storage.base import FileReference
 
 DEFAULT_UID = "operator"
 """The uid of an operator that was built without one; its states are stored under it."""

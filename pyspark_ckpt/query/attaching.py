@@ -19,17 +19,17 @@ from pyspark_ckpt.query.query import CheckpointedQuery
 from pyspark_ckpt.query.stopping.drain import LastEpochs
 from pyspark_ckpt.restarting.turn import note_run
 from pyspark_ckpt.sessions import connect
-from pyspark_ckpt.sessions.kind import is_connect
-from pyspark_ckpt.sessions.query_records import (
+from pyspark_ckpt.sessions.connect import (
     QueryRecord,
     forget_ended,
     keep_record,
     records_of,
     running,
 )
+from pyspark_ckpt.sessions.kind import is_connect
 from pyspark_ckpt.settings import Settings
 from pyspark_ckpt.spark.log import SparkLog
-from pyspark_ckpt.spark.operators import StatefulOperators
+from pyspark_ckpt.spark.plan import StatefulOperators
 from pyspark_ckpt.spark.session import why_ended
 from pyspark_ckpt.storage.open import Storage, open_storage
 from pyspark_ckpt.stores.owner import resolved_path

@@ -1,4 +1,4 @@
-"""The coordinator: takes a query's checkpoints and savepoints while the query runs.
+"""The coordinator: takes a running query's checkpoints and savepoints, and answers requests.
 
 It is one thread per query on the driver. It decides when a checkpoint is taken; the runner takes
 it. A checkpoint is made of an epoch that Spark has committed. A checkpoint that fails is aborted
@@ -24,6 +24,7 @@ from pyspark_ckpt.checkpoint.epoch_race import EpochRace
 from pyspark_ckpt.checkpoint.machine import Refusal
 from pyspark_ckpt.checkpoint.query_files import QueryFiles
 from pyspark_ckpt.checkpoint.query_runner import runner_of
+from pyspark_ckpt.checkpoint.runner import Patience, patience_ms
 from pyspark_ckpt.checkpoint.time_limit import in_time
 from pyspark_ckpt.clock import monotonic_ms
 from pyspark_ckpt.errors import (
@@ -43,15 +44,12 @@ from pyspark_ckpt.history.log import (
     savepoint_entry,
 )
 from pyspark_ckpt.history.records import CompletedCheckpoint, Savepoint
-from pyspark_ckpt.live.run_states import LiveStates
+from pyspark_ckpt.live.states import LiveStates
 from pyspark_ckpt.log_fields import library_logger, log_fields
 from pyspark_ckpt.metrics.reporters import Reporters
 from pyspark_ckpt.metrics.values import MeasuredQuery, QueryMetrics
-from pyspark_ckpt.operator.quarantine.requested import request_release
+from pyspark_ckpt.operator.quarantine.releases import request_release
 from pyspark_ckpt.query.checkpoint_taker import CheckpointTaker
-from pyspark_ckpt.query.failure import library_error
-from pyspark_ckpt.query.housekeeping import Housekeeping, remove_leftovers
-from pyspark_ckpt.query.recent_progress import RecentProgress
 from pyspark_ckpt.query.requests import (
     POLL_MS,
     REMOTE_POLL_MS,
@@ -59,36 +57,36 @@ from pyspark_ckpt.query.requests import (
     RequestHandler,
     WorkUnderWay,
 )
-from pyspark_ckpt.query.run_recorder import RunRecorder, start_record
+from pyspark_ckpt.query.run_recorder import RecentProgress, RunRecorder, start_record
 from pyspark_ckpt.query.stopping.drain import LastEpochs
 from pyspark_ckpt.query.stopping.failure import (
     WatchedQuery,
     checkpoints_stay,
     ended_without_epoch,
     last_checkpoint_failed,
+    library_error,
     not_saved_without_session,
     query_has_ended,
     session_ended,
 )
 from pyspark_ckpt.query.stopping.stops import Run, RunStops
+from pyspark_ckpt.restore.location.exchange import remove_leftovers_of_restarts
 from pyspark_ckpt.savepoint.taker import SavepointTaker, nothing_committed
 from pyspark_ckpt.sessions.kind import is_connect
 from pyspark_ckpt.settings import Retention, Settings
 from pyspark_ckpt.spark.callback_thread import end_callback_thread
 from pyspark_ckpt.spark.query import ended_within, idle_ms, progress_since
-from pyspark_ckpt.spark.session import (
-    keep_in_use,
-    reading_session,
-    release_ended,
-    why_ended,
-)
+from pyspark_ckpt.spark.session import keep_in_use, reading_session, release_ended, why_ended
 from pyspark_ckpt.storage.open import Storage
 from pyspark_ckpt.storage.retrying import RetryingStorage
 from pyspark_ckpt.stores.base import CompletedCheckpointStore
 
 logger = library_logger(__name__)
 
+
 LISTENERS_PATIENCE_S = 2.0
+
+
 """How long the record of a query's end waits for listeners, which may be the user's."""
 
 
@@ -546,3 +544,64 @@ class CheckpointCoordinator:
     @property
     def _name(self) -> str:
         return f"query {self._files.query_id}"
+
+
+def remove_leftovers(
+    remove_interrupted_savepoints: Callable[[], None],
+    check_not_fenced: Callable[[], None],
+    location: Storage,
+) -> None:
+    """Remove what drivers before this one left behind, in the savepoints and in the location."""
+    remove_interrupted_savepoints()
+    with suppress(FencedError):  # what is in the location may be another driver's work
+        remove_leftovers_of_restarts(location, check_not_fenced)
+
+
+class Housekeeping:
+    """Does the work that is due between two checkpoints."""
+
+    def __init__(
+        self,
+        requests: RequestHandler,
+        remove_interrupted: Callable[[], None],
+        settings: Settings,
+        clock: Callable[[], int],
+        poll_ms: int,
+    ) -> None:
+        self._clock = clock
+        self._poll_ms = poll_ms
+        self._polled_ms: int | None = None
+        self._timeout_ms = settings.timeout_ms
+        limit_ms = patience_ms(settings)
+        self._once = [
+            ("answering requests of an earlier driver", requests.refuse_interrupted),
+            ("removing savepoints that were interrupted", remove_interrupted),
+        ]
+        self._poll = ("looking for requests", requests.poll)
+        self._patience = {
+            what: Patience(what, limit_ms, clock) for what, _ in (*self._once, self._poll)
+        }
+
+    def do(self, *, has_won: bool) -> None:
+        """Do the steps that are due.
+
+        `has_won` says whether this run has committed an epoch, because only then is it certain that
+        earlier drivers have ended. An error is raised only if a step has failed for longer than
+        checkpoints may fail.
+        """
+        if has_won:
+            self._once = [step for step in self._once if not self._is_done(*step)]
+        now_ms = self._clock()
+        if self._polled_ms is None or now_ms - self._polled_ms >= self._poll_ms:
+            self._polled_ms = now_ms
+            self._is_done(*self._poll)
+
+    def _is_done(self, what: str, step: Callable[[], None]) -> bool:
+        patience = self._patience[what]
+        try:
+            in_time(what, self._timeout_ms, step)
+        except (OSError, CkptError) as exc:
+            patience.failed(exc)
+            return False
+        patience.succeeded()
+        return True

@@ -1,30 +1,194 @@
-"""The running query: a ``StreamingQuery`` with checkpoints and savepoints."""
+"""The running query: a ``StreamingQuery`` with checkpoints, savepoints, states and restarts."""
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from typing import Any
+from functools import partial, wraps
+from typing import Any, Protocol, TypeVar
 
+import msgspec
+import pyarrow as pa
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import types as T
+from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.query import StreamingQuery
 
+from pyspark_ckpt.abort_reason import AbortReason
+from pyspark_ckpt.console.opening import LOOPBACK, Console, open_console
+from pyspark_ckpt.errors import CheckpointAbortedError, CkptError, ConfigurationError
 from pyspark_ckpt.formats.modes import SavepointFormat, TimeMode
 from pyspark_ckpt.formats.origin import Restore
+from pyspark_ckpt.history.captures import Capture
+from pyspark_ckpt.history.frames import History, as_frame
 from pyspark_ckpt.history.listener import CheckpointListener
+from pyspark_ckpt.history.log import HistoryEntry
 from pyspark_ckpt.history.records import CompletedCheckpoint, Savepoint
+from pyspark_ckpt.live.states import LiveState, LiveStates
+from pyspark_ckpt.live.view import QueryView, watch
+from pyspark_ckpt.operator.capture.orders import CaptureFiles
+from pyspark_ckpt.operator.descriptor import CaptureOrder, decode_runtime, encode_runtime
 from pyspark_ckpt.query.coordinator import CheckpointCoordinator
-from pyspark_ckpt.query.failure import library_error, library_errors
-from pyspark_ckpt.query.restartable import RestartableQuery, Restarter
-from pyspark_ckpt.query.session_errors import says_that_session_ended
+from pyspark_ckpt.query.stopping.failure import library_error, library_errors, not_without_session
+from pyspark_ckpt.restarting.record import InPlaceRestart
+from pyspark_ckpt.restarting.turn import Turn
+from pyspark_ckpt.settings import RUNTIME_KEY
 from pyspark_ckpt.spark.paths import usable_directory
-from pyspark_ckpt.spark.query import await_input
+from pyspark_ckpt.spark.program import Program, check_program
+from pyspark_ckpt.spark.query import await_input, change_conf, java_query, progress_since
+from pyspark_ckpt.storage.retrying import RetryingStorage
+from pyspark_ckpt.stores.base import CompletedCheckpointStore
+
+_TEXT = (T.StringType(), pa.string())
+
+
+_NUMBER = (T.LongType(), pa.int64())
+
+
+_TIME = (T.TimestampType(), pa.timestamp("us", "UTC"))
+
+
+_NUMBERS = (T.MapType(T.StringType(), T.LongType()), pa.map_(pa.string(), pa.int64()))
+
+
+_COLUMNS: dict[str, tuple[T.DataType, pa.DataType]] = {
+    "kind": _TEXT,
+    "status": _TEXT,
+    "checkpoint_id": _NUMBER,
+    "epoch": _NUMBER,
+    "triggered_at": _TIME,
+    "duration_ms": _NUMBER,
+    "size_bytes": _NUMBER,
+    "new_bytes": _NUMBER,
+    "files": _NUMBER,
+    "phases_ms": _NUMBERS,
+    "requests": _NUMBERS,
+    "path": _TEXT,
+    "reason": _TEXT,
+    "parallelism_before": _NUMBER,
+    "parallelism": _NUMBER,
+    "pause_ms": _NUMBER,
+}
+
+
+def as_spark_frame(spark: SparkSession, entries: Iterable[HistoryEntry]) -> DataFrame:
+    """Return a DataFrame with a row for each entry.
+
+    Rows made from Arrow are part of the plan, so a query that uses all slots does not delay them.
+    """
+    arrow = pa.schema([(name, in_arrow) for name, (_, in_arrow) in _COLUMNS.items()])
+    schema = T.StructType([T.StructField(name, each) for name, (each, _) in _COLUMNS.items()])
+    return spark.createDataFrame(pa.Table.from_pylist(list(map(_row, entries)), arrow), schema)
+
+
+def _row(entry: HistoryEntry) -> dict[str, Any]:
+    row = msgspec.to_builtins(entry)
+    triggered_at_us = None if entry.triggered_at_ms is None else 1000 * entry.triggered_at_ms
+    return {
+        **row,
+        "triggered_at": triggered_at_us,
+        "phases_ms": _pairs(entry.phases_ms),
+        "requests": _pairs(entry.requests),
+    }
+
+
+def _pairs(numbers: dict[str, int] | None) -> list[tuple[str, int]] | None:
+    return None if numbers is None else list(numbers.items())
+
+
+class OfSession(Protocol):
+    """An object of a query, which knows what became of the session."""
+
+    @property
+    def id(self) -> str:
+        """The query's id."""
+
+    def _why_session_ended(self) -> str | None:
+        """Return why the session is gone, ``None`` while it is there."""
+
+
+Kind = TypeVar("Kind", bound=type)
+
+
+def says_that_session_ended(kind: Kind) -> Kind:
+    """Let the public methods and properties of a query's class raise a ``SessionEndedError``.
+
+    Without a session Spark's own calls fail in many ways, some without a text: an assertion of
+    PySpark, an error of Py4J, a closed channel. The class decorator changes all of them, so that
+    no method is forgotten.
+    """
+    for name, member in list(vars(kind).items()):
+        if name.startswith("_") and name != "_repr_html_":
+            continue
+        if isinstance(member, property) and member.fget is not None:
+            setattr(kind, name, property(_saying(name, member.fget), doc=member.__doc__))
+        elif callable(member):
+            setattr(kind, name, _saying(f"{name}()", member))
+    return kind
+
+
+def _saying(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(call)
+    def saying(self: OfSession, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return call(self, *args, **kwargs)
+        except (CkptError, StreamingQueryException):
+            raise  # they have a text
+        except Exception as exc:
+            why = self._why_session_ended()
+            if why is None:
+                raise
+            raise not_without_session(self.id, name, why) from exc
+
+    return saying
+
+
+def _capturing(orders: tuple[CaptureOrder, ...], text: str) -> str:
+    """Return what the tasks of a query get, with other epochs that are captured."""
+    runtime = decode_runtime(text, "")
+    captures = msgspec.structs.replace(runtime.captures, orders=orders)
+    return encode_runtime(msgspec.structs.replace(runtime, captures=captures))
+
+
+_MISSED = (AbortReason.QUERY_ENDED, AbortReason.NO_COMMITTED_EPOCH)
+
+
+"""Why a call fails that meets the end of a run which is restarted in place."""
+
+
+Answer = TypeVar("Answer")
+
+
+class Restarter(Protocol):
+    """Starts a query again in place; made by the writer that started the query."""
+
+    def restart(
+        self,
+        query: Any,
+        program: Program | None,
+        parallelism: int | None,
+        reason: str,
+    ) -> InPlaceRestart:
+        """Stop the query between two epochs and start it again.
+
+        Parameters
+        ----------
+        query
+            The query, which continues with the new run.
+        program
+            The new program, ``None`` for the query's own.
+        parallelism
+            The number of subtasks, ``None`` for what the program says.
+        reason
+            Who asks for it.
+        """
 
 
 @says_that_session_ended
-class CheckpointedQuery(RestartableQuery):
+class CheckpointedQuery(StreamingQuery):
     """A query started by :func:`pyspark_ckpt.write_stream`.
 
     It is a ``StreamingQuery`` with checkpoints and savepoints. Call its methods on the driver, from
@@ -60,7 +224,18 @@ class CheckpointedQuery(RestartableQuery):
         restore: Restore | None = None,
         restarter: Restarter | None = None,
     ) -> None:
-        super().__init__(spark, query, coordinator, restore, restarter)
+        # Without `super().__init__`: it is for classic sessions, and this class passes calls on.
+        self._query = query
+        self._spark = spark
+        self._restore = restore
+        self._coordinator = coordinator
+        self._is_restarting = False
+        self._turn = Turn(coordinator.files.query_id)
+        self._restarter = restarter
+        self._listeners: list[CheckpointListener] = []
+        self._restarts_in: int | None = None
+        self._changed = threading.Condition()
+        """Notified when the query continues with another run, and at the end of a restart."""
         self._is_failure_raised = False
 
     def triggerCheckpoint(self) -> CompletedCheckpoint:
@@ -452,3 +627,536 @@ class CheckpointedQuery(RestartableQuery):
         if self._coordinator.failure is not None:
             self._is_failure_raised = True
             raise self._coordinator.failure
+
+    def rescale(self, parallelism: int) -> InPlaceRestart:
+        """Give the running query another number of subtasks.
+
+        The query stops between two epochs, its state is divided anew, and it starts again at the
+        same location and into the same sink. No row is lost or written twice. This object stays the
+        query: `id` and epoch numbers continue, and `runId` changes. Listeners stay, and a thread in
+        :meth:`awaitTermination` continues to wait.
+
+        The query has to be written as a function that builds it: see :func:`write_stream`.
+
+        Parameters
+        ----------
+        parallelism : int
+            The number of subtasks of each operator.
+
+        Returns
+        -------
+        InPlaceRestart
+            Has the pause. The history keeps it, too.
+
+        Raises
+        ------
+        ConfigurationError
+            If `parallelism` is no positive number, the query was not given as a function, or its
+            location is temporary; the query still runs. Also in the function of ``foreachBatch``,
+            whose epoch the restart would wait for.
+        CheckpointAbortedError
+            If the query has ended, somebody else stops it, no epoch is committed yet, or a
+            savepoint under way takes too long.
+        PlanError, IncompatibleStateError, NotBuiltYetError
+            If the state cannot move. The query runs as before.
+        FencedError
+            If another driver runs the query.
+
+        Examples
+        --------
+        >>> def build():
+        ...     return ckpt.key_by(events, "user").transformWithState(
+        ...         Count(), "user string, n long", "Update", "None", uid="count"
+        ...     )
+        >>> query = (
+        ...     ckpt.write_stream(build)
+        ...     .outputMode("update")
+        ...     .start(format="noop", checkpointLocation=f"{directory}/rescaled")
+        ... )
+        >>> query.processAllAvailable()
+        >>> query.rescale(3).parallelism
+        3
+        >>> query.stop()
+        """
+        if type(parallelism) is not int or parallelism < 1:
+            raise ConfigurationError(
+                f"rescale({parallelism!r}): give the number of subtasks, such as rescale(4)"
+            )
+        return self._restart(None, parallelism, f"rescale({parallelism})")
+
+    def restartWith(self, program: Program) -> InPlaceRestart:
+        """Restart the running query in place with another program; as :meth:`rescale`.
+
+        The program may change what a restore may change: see :func:`plan_restore`. If it is
+        refused, the query runs as before. If it fails in its first epoch, the query has failed;
+        that epoch is not committed, so any program that fits can be started there.
+
+        Parameters
+        ----------
+        program : DataFrame or callable
+            The new query, or a function without arguments that builds and returns it. What a
+            function builds has the parallelism that the query has now; a DataFrame may have another
+            one.
+
+        Returns
+        -------
+        InPlaceRestart
+            Has the pause.
+
+        Raises
+        ------
+        ConfigurationError
+            If `program` is no streaming DataFrame, and no function that returns one, or the
+            DataFrame that a function returns was built for another parallelism. The query runs as
+            before. Else as :meth:`rescale`.
+        CheckpointAbortedError, FencedError
+            As :meth:`rescale`.
+        PlanError, IncompatibleStateError, RestoreError, NotBuiltYetError
+            If the program does not fit the state. The query runs as before.
+
+        Examples
+        --------
+        >>> def mended():
+        ...     return ckpt.key_by(events.where("user <> 'bob'"), "user").transformWithState(
+        ...         Count(), "user string, n long", "Update", "None", uid="count"
+        ...     )
+        >>> query = (
+        ...     ckpt.write_stream(counts)
+        ...     .outputMode("update")
+        ...     .start(format="noop", checkpointLocation=f"{directory}/mended")
+        ... )
+        >>> query.processAllAvailable()
+        >>> before = query.runId
+        >>> query.restartWith(mended).reason
+        'restartWith'
+        >>> query.runId == before
+        False
+        >>> query.stop()
+        """
+        check_program(program, "restartWith")
+        return self._restart(program, None, "restartWith")
+
+    def _restart(
+        self,
+        program: Program | None,
+        parallelism: int | None,
+        reason: str,
+        restarter: Restarter | None = None,
+    ) -> InPlaceRestart:
+        with self._turn.taken(reason):
+            restarter = restarter or self._restarter
+            if restarter is None:
+                raise ConfigurationError(
+                    f"query {self.id} was attached, so its program is not in this process: stop it "
+                    "and start it again from its checkpointLocation"
+                )
+            self._is_restarting, self._restarts_in = True, threading.get_ident()
+            try:
+                return restarter.restart(self, program, parallelism, reason)
+            except Exception:
+                self._coordinator.check_session()
+                raise
+            finally:
+                with self._changed:
+                    self._is_restarting, self._restarts_in = False, None
+                    self._changed.notify_all()
+
+    def _hand_on(self, coordinator: CheckpointCoordinator) -> None:
+        """Give the coordinator of the next run what it has to know before it begins."""
+        coordinator.requests.taken |= self._coordinator.requests.taken  # one may ask for this
+
+    def _take_back(
+        self, former: CheckpointCoordinator | None, store: CompletedCheckpointStore
+    ) -> None:
+        """Return the fence to the former run, if the next one claimed it and was given up."""
+        if self._coordinator is former:
+            with suppress(CkptError, OSError):  # another driver may have the query by now
+                former.take_back(store)
+
+    def _continue_with(
+        self,
+        query: StreamingQuery,
+        coordinator: CheckpointCoordinator,
+        restarter: Restarter | None,
+    ) -> None:
+        """Become another run of the query, which has begun; called while it is restarted."""
+        coordinator.restarts = self._coordinator.restarts
+        with self._changed:
+            for listener in self._listeners:
+                coordinator.listeners.add(listener)
+            self._query, self._coordinator, self._restarter = query, coordinator, restarter
+            self._changed.notify_all()
+
+    def _states_after(self, ended: LiveStates | None) -> LiveStates:
+        """Return the states of the run after another one, which a restart under way may begin.
+
+        It does not wait for the end of the restart: that waits for the first epoch of the new run,
+        and a sink may read states in an epoch.
+        """
+
+        def is_known() -> bool:
+            is_here = self._restarts_in == threading.get_ident()  # a program that is built again
+            return self._coordinator.live is not ended or not self._is_restarting or is_here
+
+        with self._changed:
+            self._changed.wait_for(is_known)
+            return self._coordinator.live
+
+    def _asked(self, call: Callable[[CheckpointCoordinator], Answer]) -> Answer:
+        """Ask the coordinator of the run, and that of the next one if the run ended for a restart.
+
+        Waits for a restart that is under way, as long as a checkpoint may take.
+        """
+        while True:
+            coordinator = self._current
+            try:
+                return call(coordinator)
+            except CheckpointAbortedError as exc:
+                if exc.reason not in _MISSED or self._current is coordinator:
+                    raise
+
+    @property
+    def _current(self) -> CheckpointCoordinator:
+        with self._turn.taken_unless_in_batch(self._coordinator.timeout_s):
+            return self._coordinator
+
+    def _to_be_stopped(self) -> tuple[StreamingQuery, CheckpointCoordinator]:
+        """Return the run and its coordinator, which no restart in place starts again."""
+        with self._changed:
+            self._coordinator.stops.keep_stopped()
+            return self._query, self._coordinator
+
+    def _has_another_run(self, query: StreamingQuery, timeout: float | None) -> bool:
+        """Return whether the query was restarted in place after this run of it.
+
+        Waits for a restart that is under way, and returns true if it takes too long.
+        """
+        if not self._turn.wait(timeout):
+            return True
+        try:
+            return self._query is not query
+        finally:
+            self._turn.leave()
+
+    @property
+    def _jsq(self) -> Any:
+        """The JVM's query of a classic session, for what PySpark's class may add."""
+        return java_query(self._query)
+
+    @property
+    def id(self) -> str:
+        """The query's id, which it keeps when it is started again; as ``StreamingQuery.id``."""
+        return self._coordinator.files.query_id
+
+    @property
+    def runId(self) -> str:
+        """The id of this run of the query; as ``StreamingQuery.runId``."""
+        return self._coordinator.run_id
+
+    def capture(self, epochs: int | Iterable[int], uid: str | None = None) -> Capture:
+        """Have epochs of the running query captured, from the next one that begins.
+
+        As :func:`pyspark_ckpt.capture`, but without another start. Over Spark Connect it takes
+        effect at the next start.
+
+        Parameters
+        ----------
+        epochs : int or iterable of int
+            The numbers of the epochs. Those that have begun are not captured.
+        uid : str, optional
+            The operator; by default all operators of the query.
+
+        Returns
+        -------
+        Capture
+            Has :meth:`Capture.save`, which makes one file of the captures.
+
+        Raises
+        ------
+        PlanError
+            If an epoch is not a number of an epoch, or there is none.
+        CorruptFileError
+            If an earlier request is damaged.
+        CheckpointAbortedError
+            If the query is being restarted in place for longer than a checkpoint may take, or its
+            session has ended.
+
+        Examples
+        --------
+        >>> query.capture(range(100, 103), uid="count")
+        Capture(epochs=[100, 101, 102])
+        """
+        with self._turn.taken_unless_in_batch(self._coordinator.timeout_s):
+            self._coordinator.check_session()
+            files = self._coordinator.files
+            checkpoints = RetryingStorage(files.storage)
+            capture = Capture(checkpoints, files.spark_log, epochs, uid)
+            capture.request()
+            orders = CaptureFiles(checkpoints).orders()
+            change_conf(self._query, RUNTIME_KEY, partial(_capturing, orders))
+            return capture
+
+    @property
+    def name(self) -> str:
+        """The query's name, ``None`` if it has none; as ``StreamingQuery.name``."""
+        return self._coordinator.files.query_name  # type: ignore[return-value]  # or `None`
+
+    @property
+    def isActive(self) -> bool:
+        """Whether the query runs; as ``StreamingQuery.isActive``.
+
+        Also while it is restarted in place, and until a stop with a savepoint has made it. A query
+        ends with its session: after ``spark.stop()`` it does not run.
+        """
+        if self._why_session_ended() is not None:
+            self._coordinator.session_error()
+            return False
+        run = self._query
+        if run.isActive or self._is_restarting or self._coordinator.stops.is_saving:
+            return True
+        return self._query is not run and self._query.isActive  # a restart ended meanwhile
+
+    @property
+    def status(self) -> dict[str, Any]:
+        """What the query does now; as ``StreamingQuery.status``."""
+        error = self._coordinator.session_error()
+        if error is not None:  # Spark's own query says that it waits for input
+            message = f"Terminated with exception: {error}"
+            return {"message": message, "isDataAvailable": False, "isTriggerActive": False}
+        return self._query.status
+
+    @property
+    def recentProgress(self) -> list[StreamingQueryProgress]:
+        """Spark's report of each of the last epochs; as ``StreamingQuery.recentProgress``."""
+        return self._query.recentProgress
+
+    @property
+    def lastProgress(self) -> StreamingQueryProgress | None:
+        """Spark's report of the last epoch; as ``StreamingQuery.lastProgress``."""
+        return self._query.lastProgress
+
+    def explain(self, extended: bool = False) -> None:  # noqa: FBT001, FBT002  # PySpark's
+        """Print the plan of the last epoch; as ``StreamingQuery.explain``.
+
+        Parameters
+        ----------
+        extended : bool
+            Whether to print the logical plans too.
+
+        Examples
+        --------
+        >>> query.explain()
+        == Physical Plan ==
+        ...
+        """
+        self._query.explain(extended)
+
+    @property
+    def lastRestore(self) -> Restore | None:
+        """What the query was restored from when its location was filled, or ``None``.
+
+        Its ``needs_original`` says whether this query still needs the original.
+        """
+        return self._restore
+
+    def checkpoints(self) -> DataFrame:
+        """Return what this query can be restored from, and which attempts were aborted.
+
+        Returns
+        -------
+        DataFrame
+            A row for each retained checkpoint, and for each savepoint and each aborted attempt of
+            this run: kind, status (``completed``, ``corrupt`` or ``aborted``), checkpoint_id,
+            epoch, triggered_at, duration_ms, size_bytes, new_bytes (not in the retained checkpoint
+            before it), files, phases_ms (of gathering: handles, sources, verification), requests
+            (of the driver to the storage since the checkpoint before; empty on a disk, null if
+            another driver took the checkpoint), path, reason.
+            :func:`pyspark_ckpt.subtask_history` has each subtask's part.
+
+        Raises
+        ------
+        OSError
+            If the checkpoints cannot be listed.
+        SessionEndedError
+            If the session of the query has ended; :meth:`history` needs none.
+
+        Examples
+        --------
+        >>> query.checkpoints().select("kind", "status").distinct().orderBy("kind").collect()
+        [Row(kind='checkpoint', status='completed'), Row(kind='savepoint', status='completed')]
+        """
+        entries = self._coordinator.entries()
+        why = self._why_session_ended()
+        if why is not None:  # Spark would fail when the frame is read
+            raise not_without_session(self.id, "checkpoints()", why)
+        return as_spark_frame(self._spark, entries)
+
+    @property
+    def lastOperatorProgress(self) -> list[dict[str, Any]]:
+        """What each operator of this library did in the newest committed epoch.
+
+        A list like ``lastProgress``, with a dict per operator. ``None`` means unknown. Each dict
+        has:
+
+        * counts of the epoch: rows, keys touched, state reads, cache hits and writes, timers fired,
+          entries expired, and local copies rebuilt;
+        * the milliseconds to open the state, to process rows and to make the epoch durable;
+        * the requests that its tasks sent to the storage, 0 on a disk;
+        * the bytes of each subtask's state;
+        * the number of keys and timers, and the entries and bytes of each state, exact or estimated
+          (``isEstimated``);
+        * the lag of the watermark, late rows, and the age of the last checkpoint at the epoch's
+          end.
+
+        The call reads Spark's state store, with a small Spark job if there are many subtasks.
+        """
+        return self._coordinator.progress.last()
+
+    @property
+    def recentOperatorProgress(self) -> list[dict[str, Any]]:
+        """What each operator did in the last epochs of this run, oldest first; up to 100 epochs.
+
+        As :attr:`lastOperatorProgress`, with a dict per epoch and operator. Each call reads the
+        epochs since the call before. Call it at least every 100 epochs to miss none.
+        """
+        return self._coordinator.progress.recent()
+
+    @property
+    def metricsReporters(self) -> dict[str, str]:
+        """Where each reporter of ``spark.ckpt.metrics.reporters`` can be found, by its name.
+
+        For a reporter that could not be started, such as at a port in use, it says why.
+        """
+        return self._coordinator.metrics_reporters
+
+    def ui(self, port: int = 0, host: str = LOOPBACK) -> Console:
+        """Serve the console's pages about this query in a process of its own.
+
+        It needs the extra ``ui``, reads the query's directories and asks nothing of the query. The
+        process has the lowest priority, and ends with the driver.
+
+        Parameters
+        ----------
+        port : int
+            The port; 0 takes any free one.
+        host : str
+            Where to listen; elsewhere than on loopback, the address has a token.
+
+        Returns
+        -------
+        Console
+            Has its `url`, and ``close()``.
+
+        Raises
+        ------
+        ConfigurationError, OSError
+            If the extra is not installed, or the port is in use.
+
+        Examples
+        --------
+        >>> query.ui().close()
+        """
+        return open_console(self._coordinator.directory.url, host=host, port=port)
+
+    def state(self, operator: str, name: str) -> LiveState:
+        """Return one state of the running query, to read it at the newest committed epoch.
+
+        Parameters
+        ----------
+        operator : str
+            The operator's uid.
+        name : str
+            The name of the state.
+
+        Returns
+        -------
+        LiveState
+            Has ``get``, ``to_pandas`` and ``to_arrow``. The query is neither stopped nor waits. It
+            continues with the query when that is restarted in place.
+
+        Raises
+        ------
+        StateUseError
+            If there is no such operator or state.
+
+        Examples
+        --------
+        >>> query.state("count", "count").get("ada").value
+        {'n': 2}
+        """
+        return LiveState(self._states_after, operator, name)
+
+    def history(self) -> History:
+        """Return the checkpoints, savepoints and aborted attempts of this query for pandas.
+
+        Returns
+        -------
+        History
+            The rows of :meth:`checkpoints` as :func:`pyspark_ckpt.history` has them. Its ``plot()``
+            draws the checkpoints, if the extra ``plot`` is installed.
+
+        Raises
+        ------
+        OSError
+            If the checkpoints cannot be listed.
+
+        Examples
+        --------
+        >>> history = query.history()
+        >>> history["status"].unique().tolist()
+        ['completed']
+        """
+        return History(as_frame(self._coordinator.entries()))
+
+    def watch(self, refresh_s: float = 2.0) -> None:
+        """Show the query while it runs: its newest epochs, checkpoints and savepoints.
+
+        A notebook draws the view in place; elsewhere it is printed. The call returns when the query
+        ends, or when you interrupt it. The query then continues.
+
+        Parameters
+        ----------
+        refresh_s : float
+            Seconds between two drawings.
+
+        Examples
+        --------
+        >>> query.stop()
+        >>> query.watch()
+        query ...: ended
+        ...
+        """
+        name = self.name or self.id
+        watch(self._view(), f"query {name}", lambda: self.isActive, refresh_s)
+
+    def _repr_html_(self) -> str:
+        return self._view().read().html(f"Query {self.name or self.id}")
+
+    def _view(self) -> QueryView:
+        return QueryView(self._facts, self._progress_since, self._entries)
+
+    # Of the run that there is: the query may be restarted in place while it is watched.
+    def _progress_since(self, epoch: int | None) -> list[dict[str, Any]]:
+        try:
+            return progress_since(self._query, epoch)
+        except Exception:
+            if self._why_session_ended() is None:
+                raise
+            return []  # the view still has the checkpoints
+
+    def _why_session_ended(self) -> str | None:
+        return self._coordinator.why_session_ended()
+
+    def _entries(self) -> list[HistoryEntry]:
+        return self._coordinator.entries()
+
+    def _facts(self) -> dict[str, object]:
+        restore = self._restore
+        return {
+            "id": self.id,
+            "state": "running" if self.isActive else "ended",
+            "directory": self._coordinator.directory.url,
+            "restored from": None if restore is None else f"{restore.path}, epoch {restore.epoch}",
+            "failure": self._coordinator.failure,
+            **{f"metrics: {name}": at for name, at in self.metricsReporters.items()},
+        }

@@ -16,10 +16,10 @@ from pyspark_ckpt.checkpoint.query_files import QueryFiles
 from pyspark_ckpt.checkpoint.query_runner import runner_of
 from pyspark_ckpt.checkpoint.runner import CheckpointRunner
 from pyspark_ckpt.clock import now_ms
+from pyspark_ckpt.formats.location_files import read_rolled_back
 from pyspark_ckpt.formats.metadata import CheckpointMetadata, Origin
 from pyspark_ckpt.formats.metadata_file import encode_metadata
 from pyspark_ckpt.formats.origin import Restore, read_origin
-from pyspark_ckpt.formats.rolled_back import read_rolled_back
 from pyspark_ckpt.metrics.reporters import check_reporters
 from pyspark_ckpt.operator.capture.orders import CaptureFiles
 from pyspark_ckpt.operator.descriptor import (
@@ -30,8 +30,8 @@ from pyspark_ckpt.operator.descriptor import (
     Runtime,
     encode_runtime,
 )
-from pyspark_ckpt.operator.plan.output_mode import plan_error
 from pyspark_ckpt.operator.plan.parallelism import report_parallelism
+from pyspark_ckpt.operator.plan.streaming_row import plan_error
 from pyspark_ckpt.operator.quarantine.releases import BEFORE_ALL, Release, ReleaseFiles
 from pyspark_ckpt.query.attaching import (
     StartedQuery,
@@ -41,10 +41,9 @@ from pyspark_ckpt.query.attaching import (
     remember,
 )
 from pyspark_ckpt.query.coordinator import CheckpointCoordinator
-from pyspark_ckpt.query.failure import library_errors
-from pyspark_ckpt.query.query import CheckpointedQuery
-from pyspark_ckpt.query.restartable import Restarter
+from pyspark_ckpt.query.query import CheckpointedQuery, Restarter
 from pyspark_ckpt.query.stopping.drain import LastEpochs
+from pyspark_ckpt.query.stopping.failure import library_errors
 from pyspark_ckpt.restarting.turn import end_former_runs, note_run, turn_of
 from pyspark_ckpt.restore.claim import ClaimedSource, check_claim_at_temporary
 from pyspark_ckpt.restore.location.start_location import StartLocation
@@ -53,9 +52,9 @@ from pyspark_ckpt.restore.plan import RestoreMigrations, RestorePlan, RestoreReq
 from pyspark_ckpt.restore.source import RestoreSource
 from pyspark_ckpt.settings import RUNTIME_KEY, ClaimMode, Settings
 from pyspark_ckpt.spark.callback_thread import end_callback_thread
-from pyspark_ckpt.spark.conf import conf_of_start
 from pyspark_ckpt.spark.log import Sources, SparkLog
 from pyspark_ckpt.spark.own_session import (
+    conf_of_start,
     in_another_thread,
     not_stopped,
     start_in_session,
@@ -67,7 +66,7 @@ from pyspark_ckpt.spark.session import reading_session
 from pyspark_ckpt.spark.sink import FileSinkLog, TableSink
 from pyspark_ckpt.spark.state_reader import check_state_can_be_read
 from pyspark_ckpt.spark.temporary_location import FORCED, delete_when_ended
-from pyspark_ckpt.storage.file_reference import FileReference
+from pyspark_ckpt.storage.base import FileReference
 from pyspark_ckpt.storage.open import Storage, open_storage
 from pyspark_ckpt.storage.retrying import RetryingStorage
 from pyspark_ckpt.stores.base import CompletedCheckpointStore

@@ -3,11 +3,15 @@
 The checkpoint's state is staged in a directory inside the location. Then the content of the
 location is exchanged with the staged content. If that is interrupted, the next call finishes it,
 and no query starts there before.
+
+A driver writes a note every half minute. Its clock and that of this host may be apart. So no time
+in a record counts, only what is new in the directory while this process waits.
 """
 
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import dataclass
@@ -16,12 +20,8 @@ from functools import partial
 import msgspec
 from pyspark.sql import SparkSession
 
-from pyspark_ckpt.errors import (
-    CheckpointNotFoundError,
-    CkptError,
-    FencedError,
-    RestoreError,
-)
+from pyspark_ckpt.clock import monotonic_ms
+from pyspark_ckpt.errors import CheckpointNotFoundError, CkptError, FencedError, RestoreError
 from pyspark_ckpt.formats.layout import (
     CHECKPOINTS_DIRECTORY,
     DRAIN_MARKER,
@@ -32,19 +32,19 @@ from pyspark_ckpt.formats.layout import (
     checkpoint_id_of,
     checkpoint_name,
 )
-from pyspark_ckpt.formats.metadata import CheckpointMetadata
-from pyspark_ckpt.formats.output_path import carry_used_paths
-from pyspark_ckpt.formats.place_record import write_place
-from pyspark_ckpt.formats.rolled_back import (
+from pyspark_ckpt.formats.location_files import (
+    carry_used_paths,
     read_rolled_back,
     void_after_return,
     void_after_rollback,
+    write_place,
 )
+from pyspark_ckpt.formats.metadata import CheckpointMetadata
+from pyspark_ckpt.history.run_log import SILENCE_MS, OpenRuns, RecordedRuns, run_record_kind
 from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
 from pyspark_ckpt.operator.quarantine.parked_keys import KEYS_STATE
 from pyspark_ckpt.operator.quarantine.releases import BEFORE_ALL, ReleaseFiles
-from pyspark_ckpt.restarting.silence import check_silent
 from pyspark_ckpt.restarting.turn import end_former_runs, turn_of
 from pyspark_ckpt.restore.location.exchange import (
     Exchange,
@@ -60,14 +60,13 @@ from pyspark_ckpt.restore.missing_input import files_seen, planned_input
 from pyspark_ckpt.restore.plan import RestoreRequest, plan_of
 from pyspark_ckpt.restore.seeding import seed, write_query_id
 from pyspark_ckpt.restore.source import RestoreSource
+from pyspark_ckpt.sessions.connect import runs_on_server
 from pyspark_ckpt.sessions.kind import is_connect
-from pyspark_ckpt.sessions.query_records import runs_on_server
 from pyspark_ckpt.spark.log import SparkLog
-from pyspark_ckpt.spark.operators import SparkOperator, StatefulOperators
 from pyspark_ckpt.spark.own_session import own_session
 from pyspark_ckpt.spark.paths import qualified_path
-from pyspark_ckpt.spark.plan import is_active
-from pyspark_ckpt.spark.session_in_use import session_in_use
+from pyspark_ckpt.spark.plan import SparkOperator, StatefulOperators, is_active
+from pyspark_ckpt.spark.session import session_in_use
 from pyspark_ckpt.spark.source_files import files_read
 from pyspark_ckpt.storage.open import Storage, open_storage
 from pyspark_ckpt.stores.base import CompletedCheckpointStore
@@ -77,6 +76,7 @@ from pyspark_ckpt.stores.owner import check_owner, claim_directory
 from pyspark_ckpt.stores.place import CheckpointsPlace, is_same_place, recorded_place
 
 logger = library_logger(__name__)
+
 
 _STAGED = "_rolling_back-"
 
@@ -593,3 +593,69 @@ def _is_content(location: Storage, name: str) -> bool:
 
 def _is_kept(name: str) -> bool:
     return name.startswith(KEPT_BY_ROLLBACK)
+
+
+POLL_S = 1.0
+
+
+def check_silent(
+    location: Storage,
+    checkpoints: Storage,
+    *,
+    clock: Callable[[], int] = monotonic_ms,
+    sleep: Callable[[float], object] = time.sleep,
+) -> None:
+    """Return once no other application runs a query, as far as its records say.
+
+    A run without an end may go on. It is silent if it writes nothing for two minutes, for which the
+    call waits. A Spark Connect server continues a query whose client has ended, without any sign of
+    life.
+    """
+    runs = _recorded(location, checkpoints)
+    began_ms = clock()
+    open_runs = _open_runs(location, runs)
+    if open_runs.may_run:
+        logger.warning(
+            "%s: %s, and nothing says that it was stopped: waiting for two minutes whether it "
+            "gives a sign of life",
+            location.url,
+            open_runs,
+        )
+    while open_runs.may_run and clock() - began_ms <= SILENCE_MS:
+        sleep(POLL_S)
+        found = _recorded(location, checkpoints)
+        new = {run_record_kind(name) for name in set(found.names) - set(runs.names)}
+        if new - {"ended"}:
+            raise RestoreError(
+                f"{location.url}: its query runs, because it has given a sign of life while this "
+                f"call waited ({open_runs}). Stop it first"
+            )
+        if new:
+            open_runs = _open_runs(location, found)
+        runs = found
+
+
+def _recorded(location: Storage, checkpoints: Storage) -> RecordedRuns:
+    runs = RecordedRuns(checkpoints)
+    if runs.problem is not None:
+        raise RestoreError(
+            f"{location.url}: nobody knows whether its query runs, because the records of its runs "
+            f"cannot be listed ({runs.problem}). Try again, or give force=True (--force) if you "
+            "know that it is stopped"
+        )
+    return runs
+
+
+def _open_runs(location: Storage, runs: RecordedRuns) -> OpenRuns:
+    """Return the runs that may go on; refuse one that no sign of life would show."""
+    records, notes = runs.starts_and_ends(), runs.notes(1)
+    found = OpenRuns.of(records, notes[-1] if notes else None, has_unread=runs.has_unread(records))
+    for run in found.started:
+        if run.outlives_client:
+            raise RestoreError(
+                f"query {run.query_id} may run at {location.url}: {run.started_by} started it over "
+                "Spark Connect, whose server continues a query when its client ends, and nothing "
+                "says that it was stopped. Attach to it in its session, and stop it. If you know "
+                "that its server no longer runs it, give force=True (--force)"
+            )
+    return found

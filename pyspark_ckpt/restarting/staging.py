@@ -30,9 +30,8 @@ from pyspark_ckpt.restore.location.exchange import (
 )
 from pyspark_ckpt.restore.plan import RestorePlan
 from pyspark_ckpt.restore.planned import CopiedOperator, MovedOperator, NewOperator
-from pyspark_ckpt.restore.rescale import move_state
+from pyspark_ckpt.restore.rescale import Seed, move_state
 from pyspark_ckpt.restore.seeding import SCRATCH, place_state, write_commit, write_state
-from pyspark_ckpt.restore.spark_state import Seed
 from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.spark.own_session import own_session
 from pyspark_ckpt.storage.open import Storage

@@ -18,8 +18,7 @@ from pyspark_ckpt.formats.layout import base_path, segment_path
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
 from pyspark_ckpt.operator.task_failure import marks_errors
 from pyspark_ckpt.spark.jobs import collected
-from pyspark_ckpt.storage.at_once import AT_ONCE, all_of
-from pyspark_ckpt.storage.file_reference import FileReference
+from pyspark_ckpt.storage.base import AT_ONCE, FileReference, all_of
 from pyspark_ckpt.storage.open import Storage, open_storage
 
 MOST_FILES, MOST_BYTES = AT_ONCE, 64 << 20

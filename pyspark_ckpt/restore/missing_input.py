@@ -21,7 +21,7 @@ from pyspark_ckpt.formats.layout import (
     KEPT_BY_ROLLBACK,
     checkpoint_id_of,
 )
-from pyspark_ckpt.formats.rolled_back import read_rolled_back
+from pyspark_ckpt.formats.location_files import read_rolled_back
 from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.restore.planned import (
     PlannedPart,

@@ -3,29 +3,33 @@
 A file source takes what its log says for what it has found, without asking the file system again.
 An entry beyond the offset would make the restored query read any file that its executors may read,
 so exactly the entries up to the offset are taken.
+
+Spark writes an offset without the name of its source, but offsets of its own sources differ in
+form. A source that gets another source's offset would start at a wrong position, or read other
+data.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 
 from pyspark_ckpt.errors import CheckpointAbortedError, CkptError, CorruptFileError, RestoreError
 from pyspark_ckpt.formats.metadata import SourceLog
-from pyspark_ckpt.restore.planned import (
-    PlannedSources,
-    StateOutcome,
-    planned_state,
-    refused_part,
-)
+from pyspark_ckpt.restore.planned import PlannedSources, StateOutcome, planned_state, refused_part
 from pyspark_ckpt.restore.source import RestoreSource
 from pyspark_ckpt.spark.log import NO_OFFSET, SOURCE_EVOLUTION, Sources, entries_up_to
-from pyspark_ckpt.spark.source_kinds import fits, kind_of_offset
 
 _FILE_OFFSET = re.compile(r'\{"logOffset":(0|[1-9][0-9]{0,17})\}')
+
+
 _QUERY = "(query)"
+
+
 _SOURCES = "(sources)"
 
 
@@ -169,3 +173,66 @@ def _logs_up_to(path: str, index: int, logs: list[SourceLog], position: int) -> 
             f"{position}; restore from another checkpoint or savepoint"
         ) from exc
     return [by_name[name] for name in names]
+
+
+_FILE = "FileSource["
+
+
+"""Spark's name of a file source begins with this text; its path follows."""
+
+
+def _is_file(offset: Any) -> bool:
+    return isinstance(offset, dict) and set(offset) == {"logOffset"}
+
+
+def _is_number(offset: Any) -> bool:
+    return type(offset) is int
+
+
+def _is_rate_micro_batch(offset: Any) -> bool:
+    return isinstance(offset, dict) and set(offset) == {"offset", "timestamp"}
+
+
+def _is_kafka(offset: Any) -> bool:
+    return (
+        isinstance(offset, dict)
+        and bool(offset)
+        and all(
+            isinstance(partitions, dict) and all(map(_is_number, partitions.values()))
+            for partitions in offset.values()
+        )
+    )
+
+
+_KINDS: dict[str, Callable[[Any], bool]] = {
+    _FILE: _is_file,
+    "rate-micro-batch": _is_rate_micro_batch,
+    "kafka": _is_kafka,
+    "rate": _is_number,
+}
+
+
+def kind_of_offset(offset: str) -> str | None:
+    """Return which of Spark's sources writes such an offset, ``None`` if the form does not show it.
+
+    A number can be the offset of several sources.
+    """
+    if offset == NO_OFFSET:
+        return None
+    decoded = json.loads(offset)
+    if _is_file(decoded):
+        return "a file source"
+    return next((name for name, is_of in _KINDS.items() if is_of(decoded)), None)
+
+
+def fits(offset: str, name: str) -> bool:
+    """Return whether an offset can belong to the source that Spark calls `name`.
+
+    For sources of other libraries it returns true, unless the offset is a file source's.
+    """
+    if offset == NO_OFFSET:
+        return True
+    decoded = json.loads(offset)
+    kind = _FILE if name.startswith(_FILE) else name
+    known = _KINDS.get(kind)
+    return not _is_file(decoded) if known is None else known(decoded)

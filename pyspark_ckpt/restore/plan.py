@@ -32,7 +32,7 @@ from pyspark_ckpt.restore.planned import (
 from pyspark_ckpt.restore.source import RestoreSource, open_source
 from pyspark_ckpt.restore.spark_operators import plan_spark_operators
 from pyspark_ckpt.settings import ClaimMode
-from pyspark_ckpt.spark.operators import StatefulOperators
+from pyspark_ckpt.spark.plan import StatefulOperators
 from pyspark_ckpt.text_table import text_table
 
 RestoreMigrations = Mapping[str, Mapping[str, Migration]]

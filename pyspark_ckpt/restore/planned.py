@@ -16,7 +16,7 @@ from pyspark_ckpt.formats.metadata import OperatorMetadata, SourceLog
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
 from pyspark_ckpt.operator.rescale.unify import UnifiedStates
 from pyspark_ckpt.spark.log import Sources
-from pyspark_ckpt.storage.file_reference import FileReference
+from pyspark_ckpt.storage.base import FileReference
 
 
 class Action(Enum):

@@ -27,9 +27,8 @@ from pyspark_ckpt.restore.planned import (
     NewOperator,
     PlannedSources,
 )
-from pyspark_ckpt.restore.rescale import move_state
+from pyspark_ckpt.restore.rescale import Seed, move_state, write_seeds
 from pyspark_ckpt.restore.spark_files import place_spark_files
-from pyspark_ckpt.restore.spark_state import Seed, write_seeds
 from pyspark_ckpt.settings import ClaimMode
 from pyspark_ckpt.spark.log import SOURCE_EVOLUTION, OffsetsEntry, SparkLog
 from pyspark_ckpt.spark.own_session import own_session

@@ -18,7 +18,7 @@ from pyspark_ckpt.spark.log import OF_LOCATION, OF_QUERY, is_offset
 from pyspark_ckpt.spark.session import STATE_STORE_PROVIDER, STATE_STORE_PROVIDERS
 from pyspark_ckpt.storage.open import Storage, open_storage
 from pyspark_ckpt.stores.open import find_store
-from pyspark_ckpt.stores.subsumed import name_subsumed
+from pyspark_ckpt.stores.reader_pins import name_subsumed
 
 _CONF = "spark.sql."
 _PLAIN_VALUE = re.compile(r"[A-Za-z0-9_+-]{0,64}")

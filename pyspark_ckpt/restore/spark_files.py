@@ -20,9 +20,9 @@ from typing import Any, BinaryIO
 from pyspark_ckpt.errors import CorruptFileError
 from pyspark_ckpt.formats.metadata import SourceLog
 from pyspark_ckpt.restore.planned import PlannedSources, SparkStateFile
-from pyspark_ckpt.spark.compactible_log import COMPACT, guessed_interval
+from pyspark_ckpt.spark.log import COMPACT, guessed_interval
 from pyspark_ckpt.spark.state_files import STATE, is_operator_metadata, with_operator_id
-from pyspark_ckpt.storage.corrupt_file import ZIP_ERRORS
+from pyspark_ckpt.storage.base import ZIP_ERRORS
 from pyspark_ckpt.storage.open import Storage
 
 _DEFAULT_INTERVAL = 10

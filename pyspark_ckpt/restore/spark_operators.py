@@ -22,7 +22,7 @@ from pyspark_ckpt.restore.planned import (
     planned_state,
 )
 from pyspark_ckpt.restore.source import RestoreSource
-from pyspark_ckpt.spark.operators import StatefulOperators
+from pyspark_ckpt.spark.plan import StatefulOperators
 from pyspark_ckpt.spark.session import STATE_STORE_PROVIDER, STATE_STORE_PROVIDERS
 
 _STORE = "spark.sql.streaming.stateStore."

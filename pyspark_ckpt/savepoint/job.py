@@ -1,4 +1,4 @@
-"""Copies a savepoint's subtasks in small Spark jobs on the executors, beside the running query.
+"""Copies a savepoint's subtasks in small Spark jobs on the executors, and shows their progress.
 
 With Spark's default scheduler, the job that was submitted first runs first. One large job would
 hold every slot until it is done, so:
@@ -11,29 +11,47 @@ hold every slot until it is done, so:
 
 from __future__ import annotations
 
+import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pkgutil import iter_modules
+from typing import Protocol
 
 import msgspec
 import pyarrow as pa
 from pyspark.sql import SparkSession
+from rich.console import Console
+from rich.progress import Progress as Bar
 
 from pyspark_ckpt.errors import CheckpointAbortedError, CkptError, CorruptFileError
 from pyspark_ckpt.formats.handle import Handle, decode_handle, encode_handle
+from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.operator.durable.savepoint_copy import SubtaskCopy, at_low_priority
 from pyspark_ckpt.operator.task_failure import marks_errors
-from pyspark_ckpt.savepoint.progress import Progress, shown_progress
 from pyspark_ckpt.spark.jobs import SparkJobs, error_text, task_error
 from pyspark_ckpt.spark.session import tasks_at_once
 
 SCHEDULER_POOL = "pyspark_ckpt"
+
+
 """Pool of the jobs if the user has switched Spark's fair scheduler on."""
 
+
 _MAX_TASKS = 64
+
+
 _QUICK_BYTES = 64 << 20
+
+
 """Larger files are copied in half the slots, so that an epoch that begins meanwhile waits less."""
 
+
 _COPIED_BYTES_PER_MS = 80_000
+
+
 """Speed of a canonical copy on one of two processors (measured, design 16)."""
+
 
 _RESULT = "number long, handle binary"
 
@@ -108,3 +126,98 @@ class _CopySubtasks:
 
 def _size_bytes(handle: Handle) -> int:
     return sum(file.size_bytes for file in handle.files())
+
+
+logger = library_logger(__name__)
+
+
+_LOGGED_STEPS = 10
+
+
+_POLL_SECONDS = 0.5
+
+
+Tasks = Callable[[], tuple[int, int]]
+
+
+"""Returns how many of Spark's tasks are done, and how many are known."""
+
+
+class Progress(Protocol):
+    """Shows how far the work has come."""
+
+    def advance(self, parts: int) -> None:
+        """Show that `parts` more are done."""
+
+
+@contextmanager
+def shown_progress(what: str, total: int, tasks: Tasks | None = None) -> Iterator[Progress]:
+    """Show the progress of `what`: a bar in a terminal or notebook, else lines in the log."""
+    if not (sys.stdout.isatty() or _is_notebook()):
+        yield _LoggedProgress(what, total)
+        return
+    with Bar(transient=True) as bar:
+        if tasks is None:
+            yield _ShownProgress(bar, what, total)
+            return
+        with _following(bar, what, tasks):
+            yield _NoProgress()
+
+
+def _is_notebook() -> bool:
+    """Return whether a notebook can show a bar; rich needs Jupyter's widgets for that."""
+    return Console().is_jupyter and any(each.name == "ipywidgets" for each in iter_modules())
+
+
+@contextmanager
+def _following(bar: Bar, what: str, tasks: Tasks) -> Iterator[None]:
+    """Show the tasks that are done, from a thread of its own."""
+    number = bar.add_task(what, total=None)
+    is_over = threading.Event()
+
+    def follow() -> None:
+        while not is_over.wait(_POLL_SECONDS):
+            done, known = tasks()
+            if known:
+                bar.update(number, completed=done, total=known)
+
+    thread = threading.Thread(target=follow, name="pyspark_ckpt-progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+
+
+class _NoProgress:
+    """The bar shows something else."""
+
+    def advance(self, parts: int) -> None:
+        pass
+
+
+class _ShownProgress:
+    def __init__(self, bar: Bar, what: str, total: int) -> None:
+        self._bar = bar
+        self._task = bar.add_task(what, total=total)
+
+    def advance(self, parts: int) -> None:
+        self._bar.advance(self._task, parts)
+
+
+class _LoggedProgress:
+    """Writes at most ten lines for the whole work."""
+
+    def __init__(self, what: str, total: int) -> None:
+        self._what = what
+        self._total = total
+        self._done = 0
+        self._logged = 0
+
+    def advance(self, parts: int) -> None:
+        self._done += parts
+        step = self._done * _LOGGED_STEPS // max(self._total, 1)
+        if step > self._logged:
+            self._logged = step
+            logger.info("%s: %s of %s subtasks", self._what, self._done, self._total)

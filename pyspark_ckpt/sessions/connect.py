@@ -1,6 +1,9 @@
 """What the library does on a Spark Connect session where a classic session has its JVM.
 
 Nothing here imports the Connect client: a session brings its own classes.
+
+A server continues a query without its client. The record that another client needs exists exactly
+as long as the query can run. Its key does not begin with ``spark.``, so tasks do not get it.
 """
 
 from __future__ import annotations
@@ -22,47 +25,87 @@ from queue import SimpleQueue
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, WeakSet, finalize
 
+import msgspec
 from pyspark import SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
 
 from pyspark_ckpt.errors import ConfigurationError
+from pyspark_ckpt.settings import Settings
 
 _LOCAL = re.compile(r"local(?:\[(\d+)(?:,.*)?\])?")
+
+
 _AUTHORITY = re.compile(r"(?P<scheme>[^:/]+)://[^/]+")
+
+
 _DEFAULT_FS = "spark.hadoop.fs.defaultFS"
+
+
 _OWN_SERVER = "SPARK_LOCAL_REMOTE"
+
+
 """PySpark sets it in a process that started its own Connect server, with ``remote("local")``."""
 
+
 _SESSION_ID = "session_id"
+
+
 _TOUCHED_EVERY_S = 60.0
+
+
 _RELEASED_WITHIN_S = 5.0
 
+
 _COLLECTED_EVERY = 16
+
+
 """How many new sessions there are until those in cycles of references are looked for."""
 
+
 _EXIT_HANDLERS = ("_on_exit", "_cleanup_ml_cache", "_cleanup_ml")
+
+
 """What a client registers for the end of the process; the name differs between versions."""
 
+
 _REQUESTS = "ExecutePlanResponseReattachableIterator"
+
+
 """The class of PySpark's requests. In 4.0 and 4.1 all clients of a process share its threads."""
 
+
 _clones: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+
+
 """Sessions that the library made, each with the user's session."""
 
+
 _own_servers: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+
+
 """The user's sessions of a server that this process started, each with the server's context."""
+
 
 _touched_at: WeakKeyDictionary[Any, float] = WeakKeyDictionary()
 
+
 _ending: WeakSet[Any] = WeakSet()
+
+
 """Sessions of which a thread asks whether a query runs in them, to end them if not."""
 
+
 _ended_ids: dict[str, None] = {}
+
+
 """The last sessions that the library has ended, oldest first."""
 
+
 _MOST_ENDED = 1000
+
 
 _number_of_new = count(1)
 
@@ -233,6 +276,8 @@ def is_unknown_session(error: PySparkException) -> bool:
 
 
 SESSION_STOPPED = "its Spark session was stopped"
+
+
 """Why a query has ended that was not stopped itself."""
 
 
@@ -446,3 +491,60 @@ def is_stream(df: DataFrame, node: Any) -> bool:
     """Ask the server whether a node of a plan is a stream."""
     of_connect: Any = type(df)
     return bool(of_connect(node, df.sparkSession).isStreaming)
+
+
+_KEY = "pyspark_ckpt.query."
+
+
+class QueryRecord(msgspec.Struct, frozen=True):
+    """What a new client needs to checkpoint a query."""
+
+    query_id: str
+    query_name: str | None
+    session_id: str
+    location: str
+    checkpoint_location: str
+    checkpoints: str
+    operators: tuple[str, ...]
+    source_ids: tuple[int, ...]
+    given_names: tuple[str, ...]
+    settings: Settings
+
+
+def keep_record(spark: SparkSession, record: QueryRecord) -> None:
+    """Keep the record of a query that has started."""
+    spark.conf.set(f"{_KEY}{record.query_id}", msgspec.json.encode(record).decode())
+
+
+def forget_ended(spark: SparkSession, query_id: str) -> None:
+    """Remove the record of a query, unless the query runs: another client may have taken it up."""
+    if not runs_on_server(spark, query_id):
+        spark.conf.unset(f"{_KEY}{query_id}")
+
+
+def records_of(spark: SparkSession) -> list[QueryRecord]:
+    """Return the records of a session, also of queries that have ended."""
+    values = [value for key, value in spark.conf.getAll.items() if key.startswith(_KEY)]
+    return [msgspec.json.decode(value, type=QueryRecord) for value in values]
+
+
+def running(spark: SparkSession, record: QueryRecord) -> tuple[SparkSession, StreamingQuery] | None:
+    """Return the query of a record and its session, ``None`` if it has ended."""
+    if was_ended(record.session_id):
+        return None
+    session = session_of_id(spark, record.session_id)
+    try:
+        active = [each for each in session.streams.active if each.id == record.query_id]
+    except PySparkException as exc:
+        if is_unknown_session(exc):  # the server has closed it, and stopped its queries
+            return None
+        raise
+    return (session, active[0]) if active else None
+
+
+def runs_on_server(spark: SparkSession, query_id: str) -> bool:
+    """Return whether a query that a client of this session started runs, with or without it."""
+    found = spark.conf.get(f"{_KEY}{query_id}", None)
+    if found is None:
+        return False
+    return running(spark, msgspec.json.decode(found, type=QueryRecord)) is not None

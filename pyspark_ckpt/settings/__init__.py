@@ -1,6 +1,5 @@
 """The settings of a query: their keys, values and files. Import them from here."""
 
-from pyspark_ckpt.settings.conf_file import read_conf_file
 from pyspark_ckpt.settings.keys import KEYS, PARALLELISM, SETTINGS, Setting
 from pyspark_ckpt.settings.modes import (
     ClaimMode,
@@ -16,6 +15,7 @@ from pyspark_ckpt.settings.settings import (
     Materialization,
     Settings,
     is_ckpt_option,
+    read_conf_file,
     read_settings,
 )
 from pyspark_ckpt.settings.values import MAX_INLINE_BYTES, MIN_MEMORY_BYTES

@@ -1,4 +1,4 @@
-"""The settings of a query, and how they are read from Spark's conf.
+"""The settings of a query, and how they are read from Spark's conf or from a properties file.
 
 A key is ``spark.ckpt.`` and Flink's current name for the same setting. Values come from the Spark
 conf (``--conf``, a properties file, the session) or from writer options. An option overrides the
@@ -9,9 +9,11 @@ To add a setting, add a field to :class:`Settings` and an entry to ``SETTINGS`` 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from pathlib import Path
 from typing import Any
 
 from pyspark_ckpt.errors import ConfigurationError
@@ -25,11 +27,20 @@ from pyspark_ckpt.settings.modes import (
 )
 
 PREFIX = "spark.ckpt."
+
+
 _INTERNAL = "spark.ckpt.internal."
+
+
 RUNTIME_KEY = f"{_INTERNAL}runtime"
+
+
 """Carries the settings of a started query to its tasks; not for users."""
 
+
 EPOCH_KEY = f"{_INTERNAL}epoch"
+
+
 """Carries the epoch from ``foreachBatch`` to the tasks of all its actions; not for users."""
 
 
@@ -154,3 +165,50 @@ def _parse(name: str, value: str) -> tuple[str | None, Any]:
         raise ConfigurationError(
             f"setting {name!r} cannot be {value!r}: use {setting.allowed}"
         ) from exc
+
+
+def read_conf_file(path: str | Path) -> dict[str, str]:
+    """Read a properties file such as ``conf/rocksdb.conf`` for a session builder.
+
+    ``SparkSession.builder.config(map=read_conf_file("conf/rocksdb.conf"))`` does for a notebook
+    what ``spark-submit --properties-file`` does for a job.
+
+    Parameters
+    ----------
+    path : str or pathlib.Path
+        The file, on the driver.
+
+    Returns
+    -------
+    dict of str to str
+        Key and value of each line; comments and empty lines are left out.
+
+    Raises
+    ------
+    ConfigurationError
+        If a line is not a pair, or has an unknown ``spark.ckpt.`` key or a value that is not
+        allowed.
+    OSError
+        If the file cannot be read.
+
+    Examples
+    --------
+    >>> from pathlib import Path
+    >>> conf = Path(directory, "heap.conf")
+    >>> _ = conf.write_text("spark.ckpt.state.backend.type  heap")
+    >>> ckpt.read_conf_file(conf)
+    {'spark.ckpt.state.backend.type': 'heap'}
+    """
+    values: dict[str, str] = {}
+    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), start=1):
+        stripped = line.strip()
+        if not stripped or stripped.startswith(("#", "!")):
+            continue
+        match = re.fullmatch(r"([^\s=:]+)(?:\s*[=:]\s*|\s+)(.*)", stripped)
+        if match is None:
+            raise ConfigurationError(
+                f"{path}, line {number}: {stripped!r} has no value: write a key and a value"
+            )
+        values[match[1]] = match[2]
+    read_settings(values, {})
+    return values

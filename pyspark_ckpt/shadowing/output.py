@@ -10,8 +10,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from pyspark_ckpt.shadowing.difference import RowPair, pair_rows
-from pyspark_ckpt.shadowing.rules import Rules
+from pyspark_ckpt.shadowing.report import RowPair, Rules, pair_rows
 
 MOST_ROWS = 200_000
 """So many different rows of an epoch are collected; more are counted only."""

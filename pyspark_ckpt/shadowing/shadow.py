@@ -6,6 +6,7 @@ import threading
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Protocol
 
 from pyspark.errors import PySparkException
@@ -14,21 +15,24 @@ from pyspark.sql import SparkSession
 from pyspark_ckpt.errors import CkptError, ConfigurationError, SessionEndedError
 from pyspark_ckpt.history.records import Savepoint
 from pyspark_ckpt.log_fields import library_logger, log_fields
+from pyspark_ckpt.restarting.record import InPlaceRestart
 from pyspark_ckpt.restarting.shadow_actions import ShadowActions, forget_shadow, note_shadow
-from pyspark_ckpt.shadowing.difference import OUTPUT, ShadowDifference
 from pyspark_ckpt.shadowing.followed import FollowedEpoch, FollowedQuery
 from pyspark_ckpt.shadowing.fork import Fork
 from pyspark_ckpt.shadowing.output import ComparedOutput
-from pyspark_ckpt.shadowing.promotion import Promotion
-from pyspark_ckpt.shadowing.report import ShadowReport, Tally
-from pyspark_ckpt.shadowing.rules import Rules
+from pyspark_ckpt.shadowing.report import OUTPUT, Rules, ShadowDifference, ShadowReport, Tally
 from pyspark_ckpt.shadowing.states import differing_entries
 from pyspark_ckpt.spark.session import why_ended
 from pyspark_ckpt.storage.open import Storage
 
 _POLL_S = 0.2
+
+
 _REMOTE_POLL_S = 2.0
+
+
 _DELETIONS = 5
+
 
 logger = library_logger(__name__)
 
@@ -412,3 +416,25 @@ def check_follows(query: FollowedRun) -> None:
     """Raise if a query does not run, so that there is nothing to follow."""
     if not query.isActive:
         raise CkptError(f"query {query.id} has ended: start it, and begin the shadow again")
+
+
+@dataclass(frozen=True, slots=True)
+class Promotion:
+    """What :meth:`Shadow.promote` did.
+
+    Parameters
+    ----------
+    savepoint : Savepoint
+        Of the last epoch of the original program, to go back to.
+    restart : InPlaceRestart
+        The epoch, the number of subtasks before and after, and the pause.
+
+    Examples
+    --------
+    >>> restart = ckpt.InPlaceRestart(0, 2, 2, 1_900, "promote")
+    >>> ckpt.Promotion(savepoint, restart).restart.pause_ms
+    1900
+    """
+
+    savepoint: Savepoint
+    restart: InPlaceRestart

@@ -17,11 +17,10 @@ from pyspark_ckpt.formats.handle import StateDescriptor
 from pyspark_ckpt.operator.quarantine.parked_keys import KEYS_STATE, comparable
 from pyspark_ckpt.operator.state.kinds import StateKind, kind_of
 from pyspark_ckpt.restore.source import RestoreSource
-from pyspark_ckpt.shadowing.difference import RowPair, pair_rows, same
-from pyspark_ckpt.shadowing.rules import Rules
+from pyspark_ckpt.shadowing.report import RowPair, Rules, pair_rows, same
 from pyspark_ckpt.snapshot.changed_entries import Change, Place, Side, changed_entries
-from pyspark_ckpt.snapshot.changed_rows import ChangedRows
 from pyspark_ckpt.snapshot.difference import (
+    ChangedRows,
     changed_rows_beside_states,
     changed_rows_of_state,
     key_schema_of,

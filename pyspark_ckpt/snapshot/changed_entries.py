@@ -1,4 +1,4 @@
-"""Which stored entries differ between two snapshots of an operator; what they share is not read.
+"""Which stored entries differ between two snapshots; files that they share are not read.
 
 ===========================================  ===================================================
 two handles of a subtask                     what is read
@@ -20,6 +20,10 @@ read: each was added or removed.
 A subtask that was idle may have other schemas than the newest one. Its values are rewritten as if
 they moved to it, so that one history of schemas reads all values of a side. Of broadcast state, of
 which every subtask has a copy, that of the newest subtask counts.
+
+A file is never written again, and each entry in it has its number in the order of writes. So if the
+newest writes of a key are in files that both databases have, they are one write. A key that differs
+was therefore written by a file that only one of the databases has, or by a segment after it.
 """
 
 from __future__ import annotations
@@ -31,32 +35,34 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from pyspark_ckpt.formats.handle import BaseSnapshot, Handle, StateDescriptor
-from pyspark_ckpt.operator.durable.base_snapshot import read_base
-from pyspark_ckpt.operator.durable.local_version import segment_changes
+import msgspec
+
+from pyspark_ckpt.formats.handle import BaseFile, BaseSnapshot, Handle, StateDescriptor
+from pyspark_ckpt.operator.durable.base_snapshot import fetch_files, open_fetched, read_base
+from pyspark_ckpt.operator.durable.local_copy import segment_changes
 from pyspark_ckpt.operator.durable.merged_state import merged_state
 from pyspark_ckpt.operator.rescale.entries import rewritten
 from pyspark_ckpt.operator.rescale.tasks import newest_of
 from pyspark_ckpt.operator.state.kinds import Movement, kind_of
 from pyspark_ckpt.operator.table.catalog import is_beginning, is_deleted
-from pyspark_ckpt.operator.table.stored_keys import (
-    MAX_STATES,
-    OPERATOR_STATE,
-    RAW_STATE,
-    is_keyed,
-)
+from pyspark_ckpt.operator.table.stored_keys import MAX_STATES, OPERATOR_STATE, RAW_STATE, is_keyed
 from pyspark_ckpt.operator.values.message_pack import end_of_value
 from pyspark_ckpt.snapshot.reader import StoredOperator
-from pyspark_ckpt.snapshot.shared_files import StoredBase, values_in, values_that_may_differ
 from pyspark_ckpt.storage.open import Storage
-from state_backends import Changes, find_snapshot_format
+from state_backends import Changes, SnapshotFormat, find_snapshot_format
 
 HEAD_BYTES = 3
+
+
 """Bytes before the user's key: the key group, and the id of the state."""
 
+
 TIMERS, RAW = "\0timers", "\0raw"
+
+
 """What the places of timers and raw state have in place of a state's name, which has no null byte.
 """
+
 
 Entries = dict[bytes, bytes | None]
 
@@ -430,3 +436,84 @@ def _different(old: Changes, new: Changes) -> Iterator[tuple[bytes, Change]]:
     for key in before.keys() | after.keys():
         if before.get(key) != after.get(key):
             yield key, Change(before.get(key), after.get(key))
+
+
+_AT_ONCE = 10_000
+
+
+_MOST_OF_ITS_OWN = 0.25
+
+
+"""If a database has more than this share of its bytes for itself, reading all entries is faster,
+and the keys of its own files take too much memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBase:
+    """A base snapshot, and the storage that its paths are in."""
+
+    storage: Storage
+    base: BaseSnapshot
+
+
+def values_that_may_differ(
+    old: StoredBase, new: StoredBase, written_later: Iterable[bytes]
+) -> tuple[dict[bytes, bytes | None], dict[bytes, bytes | None]] | None:
+    """Return the values of all keys that may differ between two base snapshots.
+
+    `written_later` has further keys, which segments after one of the base snapshots have written.
+    The result has the values in the old and in the new snapshot. It is ``None`` if all entries have
+    to be compared, because too few files are shared or deletions cannot be read.
+    """
+    files_format = find_snapshot_format(old.base.format)
+    if files_format is None or new.base.format != old.base.format:
+        return None
+    shared = _digests(old.base, files_format) & _digests(new.base, files_format)
+    own = [_own_files(side.base, files_format, shared) for side in (old, new)]
+    if not shared or any(
+        sum(each.file.size_bytes for each in files) > _MOST_OF_ITS_OWN * side.base.size_bytes
+        for side, files in zip((old, new), own, strict=True)
+    ):
+        return None
+    with tempfile.TemporaryDirectory(prefix="pyspark_ckpt-diff-") as scratch:
+        keys = set(written_later)
+        for number, (side, files) in enumerate(zip((old, new), own, strict=True)):
+            place = Path(scratch) / f"own-{number}"
+            part = msgspec.structs.replace(side.base, files=tuple(files))
+            fetch_files(side.storage, part, files_format, place, in_place=True)
+            written = files_format.written_keys(place) if files else iter(())
+            if written is None:
+                return None
+            for some in written:
+                keys.update(some)
+    in_order = sorted(keys)
+    return values_in(old, files_format, in_order), values_in(new, files_format, in_order)
+
+
+def values_in(
+    stored: StoredBase, files_format: SnapshotFormat, keys: Sequence[bytes]
+) -> dict[bytes, bytes | None]:
+    """Return the values of keys in a base snapshot that is a database."""
+    found: dict[bytes, bytes | None] = {}
+    with tempfile.TemporaryDirectory(prefix="pyspark_ckpt-diff-") as scratch:
+        place = Path(scratch) / "files"
+        fetch_files(stored.storage, stored.base, files_format, place, in_place=True)
+        with open_fetched(place, stored.base, read_only=True) as backend:
+            for start in range(0, len(keys), _AT_ONCE):
+                some = keys[start : start + _AT_ONCE]
+                found.update(zip(some, backend.get_many(some), strict=True))
+    return found
+
+
+def _digests(base: BaseSnapshot, files_format: SnapshotFormat) -> set[str]:
+    return {each.file.sha256 for each in base.files if files_format.is_immutable(each.name)}
+
+
+def _own_files(
+    base: BaseSnapshot, files_format: SnapshotFormat, shared: set[str]
+) -> list[BaseFile]:
+    return [
+        each
+        for each in base.files
+        if files_format.is_immutable(each.name) and each.file.sha256 not in shared
+    ]

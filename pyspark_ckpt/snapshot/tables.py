@@ -25,10 +25,11 @@ from pyspark_ckpt.operator.table.stored_keys import (
     TIME_BYTES,
 )
 from pyspark_ckpt.operator.values.message_pack import end_of_value
-from pyspark_ckpt.snapshot.binary_columns import BinaryColumn, Numbers
 from pyspark_ckpt.snapshot.columns import (
     TIME,
+    BinaryColumn,
     ColumnNames,
+    Numbers,
     StateValues,
     StoredKeys,
     Tuples,

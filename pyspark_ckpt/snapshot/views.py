@@ -11,8 +11,7 @@ from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import CorruptFileError, StateUseError
 from pyspark_ckpt.formats.handle import Handle, StateDescriptor
-from pyspark_ckpt.operator.rows.key_groups import subtask_of
-from pyspark_ckpt.operator.rows.key_hash import KeyPlaces
+from pyspark_ckpt.operator.rows.keys import KeyPlaces, subtask_of
 from pyspark_ckpt.operator.state.kinds import Entries, Movement, kind_of
 from pyspark_ckpt.operator.table.catalog import evolved
 from pyspark_ckpt.operator.table.stored_keys import encode_key_group

@@ -17,9 +17,15 @@ from dataclasses import dataclass
 from functools import partial
 
 from pyspark_ckpt.errors import CkptError, CorruptFileError
-from pyspark_ckpt.spark.compactible_log import newest_compaction, numbered
 from pyspark_ckpt.spark.jobs import error_text
-from pyspark_ckpt.spark.log import NO_OFFSET, Sources, SparkLog, log_position
+from pyspark_ckpt.spark.log import (
+    NO_OFFSET,
+    Sources,
+    SparkLog,
+    log_position,
+    newest_compaction,
+    numbered,
+)
 from pyspark_ckpt.spark.sink import FileSinkLog
 from pyspark_ckpt.spark.state_files import (
     OPERATOR_METADATA,

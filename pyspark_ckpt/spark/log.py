@@ -1,28 +1,40 @@
-"""Spark's own files in a ``checkpointLocation``: committed epochs and source offsets.
+"""Spark's files in a ``checkpointLocation``: committed epochs, source offsets, compacted logs.
 
 Layout and texts are Spark's (HDFSMetadataLog, OffsetSeqLog, CommitLog, FileStreamSourceLog). They
 are read as they are. They are written while a restore seeds a fresh location, and by a drain.
+
+An entry is named by its number. Every so often Spark writes a compaction instead, ``N.compact``,
+which has all entries up to ``N``. Spark ignores other names.
 """
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
 from pyspark_ckpt.errors import CheckpointAbortedError, CorruptFileError, NotBuiltYetError
-from pyspark_ckpt.spark.compactible_log import newest_compaction, numbered
 from pyspark_ckpt.spark.state_files import has_changes
 from pyspark_ckpt.storage.open import Storage
 
 NO_OFFSET = "-"
+
+
 SOURCE_EVOLUTION = "spark.sql.streaming.queryEvolution.enableSourceEvolution"
+
+
 """With it Spark identifies a source by its name, and not by its place in the query."""
 
+
 OF_LOCATION = "spark.ckpt.internal.location"
+
+
 OF_QUERY = "spark.ckpt.internal.query"
+
+
 """In the offsets of a checkpoint or savepoint: where its query ran, and the query's id."""
 
 
@@ -293,6 +305,8 @@ class SparkLog:
 
 
 _KNOWN_VERSIONS = {"offsets": ("v1", "v2"), "commits": ("v1", "v2")}
+
+
 _MOST_NAMED = 20
 
 
@@ -334,3 +348,34 @@ def entries_up_to(names: list[str], position: int, directory: str) -> list[str]:
             "spark.sql.streaming.minBatchesToRetain"
         )
     return [numbers[number] for number in needed]
+
+
+COMPACT = ".compact"
+
+
+_NAME = re.compile(r"[0-9]{1,18}(?:\.compact)?")
+
+
+def entry_number(name: str) -> int | None:
+    """Return the number of an entry or compaction, ``None`` for another file."""
+    return int(name.removesuffix(COMPACT)) if _NAME.fullmatch(name) else None
+
+
+def numbered(names: Iterable[str]) -> dict[str, int]:
+    """Return the numbers of entries and compactions by their names, in the order of the names."""
+    numbers = ((name, entry_number(name)) for name in names)
+    return {name: number for name, number in numbers if number is not None}
+
+
+def newest_compaction(names: Iterable[str], up_to: int | None = None) -> int:
+    """Return the number of the newest compaction, at most `up_to`; -1 if there is none."""
+    compactions = [number for name, number in numbered(names).items() if name.endswith(COMPACT)]
+    return max((each for each in compactions if up_to is None or each <= up_to), default=-1)
+
+
+def guessed_interval(entries: int, least: int) -> int:
+    """Return the interval that Spark guesses from one compaction of a number of entries."""
+    if entries // 2 <= least:
+        return entries
+    divisors = range(least, entries // 2 + 1)
+    return next((each for each in divisors if entries % each == 0), entries)

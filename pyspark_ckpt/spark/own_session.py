@@ -18,12 +18,14 @@ Only this module depends on how Spark starts a query. Beyond Spark's API it reli
 
 If a version of Spark differs, the start fails with an error that says so, and the query is stopped
 (docs/design/0019-a-session-of-its-own.md).
+
+:mod:`pyspark_ckpt.spark.own_session` sets it in a session of their own only.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -40,16 +42,18 @@ from pyspark.sql.streaming.listener import (
 from pyspark.sql.streaming.query import StreamingQuery
 
 from pyspark_ckpt.errors import CkptError, ConfigurationError, NotBuiltYetError
+from pyspark_ckpt.formats.modes import TimeMode
 from pyspark_ckpt.log_fields import library_logger
+from pyspark_ckpt.operator.descriptor import OperatorDescriptor
 from pyspark_ckpt.sessions import connect
 from pyspark_ckpt.sessions.kind import is_connect
 from pyspark_ckpt.spark.callback_thread import end_callback_thread, record_callback_thread
-from pyspark_ckpt.spark.conf import READ_BY_PLAN_CHECK, WATERMARK_PER_OPERATOR
 from pyspark_ckpt.spark.query import end_after_epoch
 from pyspark_ckpt.spark.session import python_session
 from pyspark_ckpt.storage.open import LocalStorage, Storage, open_storage
 
 logger = library_logger(__name__)
+
 
 _MICRO_BATCHES = "MicroBatchExecution"
 
@@ -245,6 +249,8 @@ class _ConfAtStart(StreamingQueryListener):
 
 
 _given_up: list[_ConfAtStart] = []
+
+
 """Of starts that were interrupted before their query came, which may still come."""
 
 
@@ -307,3 +313,80 @@ class _Call:
 
     class Java:  # Py4J reads it
         implements = ("scala.Function0",)
+
+
+_OPERATION_CHECK = "spark.sql.streaming.unsupportedOperationCheck"
+
+
+WATERMARK_PER_OPERATOR = "spark.sql.streaming.statefulOperator.allowMultiple"
+
+
+_CORRECTNESS_CHECK = "spark.sql.streaming.statefulOperator.checkCorrectness.enabled"
+
+
+_PARTITIONS = "spark.sql.shuffle.partitions"
+
+
+_ENCODING = "spark.sql.streaming.stateStore.encodingFormat"
+
+
+_EMPTY_EPOCHS = "spark.sql.streaming.noDataMicroBatches.enabled"
+
+
+SMALL_BATCHES = {"spark.sql.execution.arrow.maxBytesPerBatch": str(64 << 20)}
+
+
+"""With it a task that moves entries does not hold 10,000 large ones; PySpark 4.0 does not know it.
+"""
+
+
+READ_BY_PLAN_CHECK = frozenset(
+    {_OPERATION_CHECK, WATERMARK_PER_OPERATOR, _CORRECTNESS_CHECK, _ENCODING}
+)
+
+
+"""Settings that Spark's check of a plan reads, before the query has a session."""
+
+
+def conf_of_start(
+    operators: Sequence[OperatorDescriptor],
+    *,
+    ends_by_itself: bool,
+    one_watermark: bool = False,
+    passed_watermarks: bool = False,
+    follows_aggregation: bool = False,
+) -> dict[str, str]:
+    """Return the conf that a query with these operators starts with.
+
+    `one_watermark` says that Spark's own operators follow and all operators share one watermark,
+    and `passed_watermarks` that they follow and each operator has a separate watermark. With
+    `follows_aggregation`, the parts of the plan were checked as Spark checks them.
+    """
+    # A session may ask for Avro. Spark's own operators support Avro; this library does not.
+    conf = {_ENCODING: "unsaferow"}
+    if operators:
+        conf[_PARTITIONS] = str(operators[0].parallelism)
+    if passed_watermarks:
+        # Spark does not know that these operators pass their watermark to the next operator.
+        conf[_CORRECTNESS_CHECK] = "false"
+    if one_watermark:
+        # Spark gives no watermark to an operator after applyInPandasWithState, so windows there
+        # would never close. The plan was checked: no operator drops rows by the common watermark.
+        conf[WATERMARK_PER_OPERATOR] = "false"
+        conf[_CORRECTNESS_CHECK] = "false"
+    if follows_aggregation:
+        # Spark refuses an aggregation before applyInPandasWithState, and runs it all the same.
+        conf[_OPERATION_CHECK] = "false"
+    if len(operators) > 1:
+        # Spark refuses a second applyInPandasWithState, because it cannot give it a watermark. With
+        # one watermark for the whole query both run.
+        conf[_OPERATION_CHECK] = "false"
+        if not passed_watermarks:
+            conf[WATERMARK_PER_OPERATOR] = "false"
+    has_processing_time = any(
+        operator.time_mode == TimeMode.PROCESSING_TIME for operator in operators
+    )
+    if ends_by_itself and has_processing_time:
+        # Spark would run empty epochs for processing-time timers without end.
+        conf[_EMPTY_EPOCHS] = "false"
+    return conf

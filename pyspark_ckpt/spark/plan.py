@@ -1,4 +1,4 @@
-"""The stateful operators and sources of a query, read from its plan.
+"""The stateful operators and sources of a query, read from its plan, classic or Connect.
 
 Driver only.
 """
@@ -6,7 +6,8 @@ Driver only.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from py4j.protocol import Py4JError, Py4JJavaError
@@ -18,19 +19,16 @@ from pyspark_ckpt.formats.modes import TimeMode
 from pyspark_ckpt.operator.descriptor import DEFAULT_UID, OperatorDescriptor, decode_descriptor
 from pyspark_ckpt.operator.plan.operator import DESCRIPTOR_METADATA
 from pyspark_ckpt.operator.plan.streaming_row import streaming_relation
-from pyspark_ckpt.sessions import connect
+from pyspark_ckpt.sessions import connect, connect_plan
 from pyspark_ckpt.sessions.kind import is_connect
-from pyspark_ckpt.spark.connect.plan import (
-    connect_given_names,
-    connect_operators,
-    connect_source_ids,
-    connect_source_names,
-)
 from pyspark_ckpt.spark.log import SOURCE_EVOLUTION
-from pyspark_ckpt.spark.operators import SparkOperator, StatefulOperators
 
 _OURS = "FlatMapGroupsInPandasWithState"
+
+
 _TRANSFORM_WITH_STATE = "TransformWithStateInPySpark"
+
+
 _SPARK_NAMES = {
     "Aggregate": "stateStoreSave",
     "Deduplicate": "dedupe",
@@ -42,16 +40,32 @@ _SPARK_NAMES = {
     "Join": "symmetricHashJoin",
     "TransformWithState": "transformWithStateExec",
 }
+
+
 """The name in Spark's state metadata of the operator that a node of a logical plan becomes."""
 
+
 _SESSION_AGGREGATE = "sessionWindowStateStoreSaveExec"
+
+
 _SESSION_WINDOW = "spark.sessionWindow"
+
+
 """Key in the metadata of a grouping column that is a session window."""
 
+
 _DELAYING = frozenset({"symmetricHashJoin", "flatMapGroupsWithState", "applyInPandasWithState"})
+
+
 _BEFORE_OURS = frozenset({"dedupe", "dedupeWithinWatermark"})
+
+
 _FORMAT_VERSION = "spark.sql.streaming.stateStore.checkpointFormatVersion"
+
+
 _GIVEN_BY_USER = "UserProvided"
+
+
 _SOURCES = frozenset({"StreamingRelation", "StreamingRelationV2"})
 
 
@@ -315,3 +329,170 @@ def _nodes(node: Any) -> Iterator[Any]:
     children = node.children().iterator()
     while children.hasNext():
         yield from _nodes(children.next())
+
+
+@dataclass(frozen=True, slots=True)
+class SparkOperator:
+    """One of Spark's own stateful operators, by its name in Spark's state metadata."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class StatefulOperators:
+    """All stateful operators of a query; the position in `in_order` is Spark's id."""
+
+    in_order: tuple[OperatorDescriptor | SparkOperator, ...]
+    follows_aggregation: bool = False
+    """Whether an operator of this library follows an aggregation of Spark.
+
+    Spark allows that for its own ``transformWithState`` only, and has to be told not to check.
+    """
+
+    @classmethod
+    def of(
+        cls,
+        operators: Iterable[OperatorDescriptor | SparkOperator],
+        *,
+        follows_aggregation: bool = False,
+    ) -> StatefulOperators:
+        """Return the operators of a query from an iterable in the order of their ids."""
+        return cls(tuple(operators), follows_aggregation)
+
+    @property
+    def ours(self) -> dict[int, OperatorDescriptor]:
+        """The operators of this library, by id."""
+        return {
+            operator_id: operator
+            for operator_id, operator in enumerate(self.in_order)
+            if isinstance(operator, OperatorDescriptor)
+        }
+
+    @property
+    def parallelisms(self) -> dict[int, int | None]:
+        """How many partitions each operator has, by id; ``None`` for Spark's own."""
+        return {
+            operator_id: operator.parallelism if isinstance(operator, OperatorDescriptor) else None
+            for operator_id, operator in enumerate(self.in_order)
+        }
+
+    @property
+    def spark_operators(self) -> dict[int, SparkOperator]:
+        """Spark's own operators, by id."""
+        return {
+            operator_id: operator
+            for operator_id, operator in enumerate(self.in_order)
+            if isinstance(operator, SparkOperator)
+        }
+
+    @property
+    def have_one_watermark(self) -> bool:
+        """Whether all operators share one watermark.
+
+        Spark gives no watermark to an operator that follows one of this library.
+        """
+        return self._has_followed and not self.each_has_its_watermark
+
+    @property
+    def each_has_its_watermark(self) -> bool:
+        """Whether operators follow, and Spark computes a watermark for each operator.
+
+        Then every operator of this library passes its watermark to the operator that follows it.
+        Operators of this library alone share one watermark, unless they follow an aggregation:
+        it emits rows that are late for the query's watermark.
+        """
+        followed = [operator for number, operator in self.ours.items() if number > 0]
+        needed = self._spark_follows or (self.follows_aggregation and len(self.ours) > 1)
+        return needed and all(operator.passes_watermark for operator in followed)
+
+    @property
+    def _has_followed(self) -> bool:
+        return len(self.ours) > 1 or self._spark_follows
+
+    @property
+    def _spark_follows(self) -> bool:
+        """Whether one of Spark's own operators follows an operator of this library."""
+        return min(self.spark_operators, default=len(self.in_order)) < max(self.ours, default=0)
+
+    @property
+    def descriptors(self) -> tuple[OperatorDescriptor, ...]:
+        """The operators of this library, in the order of their ids."""
+        return tuple(self.ours.values())
+
+
+_ADVICE = "compute it in a separate query, or start the query on a classic session"
+
+
+def connect_operators(df: DataFrame) -> tuple[OperatorDescriptor, ...]:
+    """Return the operators of this library in a query, in the order of Spark's ids."""
+    plan = connect_plan.plan_of(df)
+    for node in connect_plan.hidden(plan):
+        if connect.is_stream(df, node):
+            raise NotBuiltYetError(
+                "over Spark Connect the client does not know the plan of a stream that is read by "
+                "its name or by SQL: build the query with DataFrames from spark.readStream on"
+            )
+    stateful = connect_plan.stateful_in_spark(plan)
+    if stateful:
+        raise NotBuiltYetError(
+            f"Spark's own stateful operators ({', '.join(sorted(set(stateful)))}) beside operators "
+            f"of this library are not supported over Spark Connect yet: {_ADVICE}"
+        )
+    return tuple(_descriptors(df))
+
+
+def _descriptors(df: DataFrame) -> Iterator[OperatorDescriptor]:
+    for node in connect_plan.nodes(connect_plan.plan_of(df)):
+        if connect_plan.kind_of(node) != connect_plan.OPERATOR:
+            continue
+        metadata = map(json.loads, connect_plan.operator_metadata(node))
+        texts = [each[DESCRIPTOR_METADATA] for each in metadata if DESCRIPTOR_METADATA in each]
+        if not texts:
+            raise NotBuiltYetError(
+                "Spark's own stateful operator (applyInPandasWithState) beside operators of this "
+                f"library is not supported over Spark Connect yet: {_ADVICE}"
+            )
+        yield decode_descriptor(texts[0])
+
+
+def connect_source_ids(df: DataFrame) -> tuple[int, ...]:
+    """Return the id of the source at each place where a query reads a source.
+
+    ``NotBuiltYetError`` is raised if the query uses one streaming DataFrame at two places, because
+    it depends on the server's cache of plans whether Spark then has one source or two.
+    """
+    sources = connect_plan.streaming_sources(connect_plan.plan_of(df))
+    if len({id(each) for each in sources}) < len(sources):
+        raise NotBuiltYetError(
+            "the query uses one streaming DataFrame at two places, which is not supported over "
+            "Spark Connect yet: make each of them with spark.readStream"
+        )
+    return tuple(range(len(sources)))
+
+
+def connect_source_names(df: DataFrame) -> tuple[str, ...]:
+    """Return Spark's names of the sources that a query reads, by their ids.
+
+    A source's class on the server may have another name than its format; then the name is the
+    format's, which restores take for a source of another library.
+    """
+    return tuple(map(_name_of, connect_plan.streaming_sources(connect_plan.plan_of(df))))
+
+
+def _name_of(source: object) -> str:
+    """Return a source's format; a file source has the name ``FileSource[<path>]``."""
+    name = str(getattr(source, "_format", None) or "")
+    paths = getattr(source, "_paths", None) or ()
+    options = getattr(source, "_options", None) or {}
+    path = paths[0] if paths else options.get("path")
+    return f"FileSource[{path}]" if name.lower() in _FILE_FORMATS and path else name
+
+
+_FILE_FORMATS = frozenset({"parquet", "orc", "json", "csv", "text", "xml", "avro"})
+
+
+def connect_given_names(df: DataFrame) -> tuple[str, ...]:
+    """Return the names that the user gave the sources, by their ids; empty if one has no name."""
+    sources = connect_plan.streaming_sources(connect_plan.plan_of(df))
+    found = [getattr(source, "_source_name", None) for source in sources]
+    return tuple(str(name) for name in found) if all(found) else ()

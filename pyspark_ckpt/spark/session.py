@@ -1,4 +1,4 @@
-"""What the library reads from a session and its application. Driver only."""
+"""The session that a call works in, and what the library reads from it. Driver only."""
 
 from __future__ import annotations
 
@@ -7,34 +7,53 @@ from typing import Any
 
 from py4j.protocol import Py4JError
 from pyspark import RDD, SparkContext
+from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import DataFrame, GroupedData, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+from pyspark_ckpt.errors import CkptError
 from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.sessions import connect
 from pyspark_ckpt.sessions.kind import is_connect
 
 STATE_STORE_PROVIDER = "spark.sql.streaming.stateStore.providerClass"
+
+
 _STATE_STORE_CLASSES = "org.apache.spark.sql.execution.streaming.state."
+
+
 STATE_STORE_PROVIDERS = frozenset(
     {
         f"{_STATE_STORE_CLASSES}HDFSBackedStateStoreProvider",
         f"{_STATE_STORE_CLASSES}RocksDBStateStoreProvider",
     }
 )
+
+
 """The state stores that a file of a checkpoint may name."""
 
+
 _STATE_STORE_SETTINGS = "spark.sql.streaming.stateStore."
+
+
 _SPARK = "spark."
+
 
 _making_session = threading.Lock()
 
+
 _TRIES = 2
+
 
 logger = library_logger(__name__)
 
+
 _STRING = "java.lang.String"
+
+
 _BETWEEN = "\0"
+
+
 """Between settings that are read in one call. A setting that has it itself is read on its own."""
 
 
@@ -149,4 +168,35 @@ def reading_session(spark: SparkSession) -> SparkSession:
     for key, value in settings_of(spark).items():
         if key.startswith(_STATE_STORE_SETTINGS) or not key.startswith(_SPARK):
             session.conf.set(key, value)
+    return session
+
+
+def session_in_use(
+    call: str,
+    error: type[CkptError],
+    given: SparkSession | None,
+    *frames: DataFrame,
+) -> SparkSession:
+    """Return the session that a call of the user works in; it makes and changes none.
+
+    PySpark's active session belongs to a thread. In another one, PySpark's default session is
+    taken: the first that the process made and has not stopped.
+
+    The session of `frames` counts if `given` is ``None``.
+    """
+    kinds: tuple[type, ...] = (SparkSession, type(None))
+    if not isinstance(given, kinds) and not is_connect(given):
+        raise error(f"{call} got {type(given).__name__} for spark: give a SparkSession")
+    session = given
+    if session is None and frames:
+        session = frames[0].sparkSession
+    if session is None:
+        try:
+            session = SparkSession.active()
+        except PySparkRuntimeError as exc:
+            raise error(
+                f"{call} needs a Spark session, and this process has none: make one, or give spark="
+            ) from exc
+    if why_ended(session) is not None:
+        raise error(f"{call} needs a Spark session, and this one was stopped: give a running one")
     return session

@@ -25,7 +25,7 @@ from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import ConfigurationError, CorruptFileError
 from pyspark_ckpt.sessions.kind import is_connect
-from pyspark_ckpt.spark.compactible_log import (
+from pyspark_ckpt.spark.log import (
     COMPACT,
     guessed_interval,
     newest_compaction,

@@ -23,7 +23,7 @@ from pyspark_ckpt.errors import CkptError
 from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.sessions import connect
 from pyspark_ckpt.sessions.kind import is_connect
-from pyspark_ckpt.spark.compactible_log import COMPACT, numbered
+from pyspark_ckpt.spark.log import COMPACT, numbered
 from pyspark_ckpt.storage.open import Storage, local_path
 
 logger = library_logger(__name__)

@@ -23,8 +23,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from pyspark_ckpt.errors import CheckpointAbortedError, CorruptFileError, RestoreError
-from pyspark_ckpt.storage.at_once import all_of
-from pyspark_ckpt.storage.corrupt_file import ZIP_ERRORS, corrupt_file
+from pyspark_ckpt.storage.base import ZIP_ERRORS, all_of, corrupt_file
 from pyspark_ckpt.storage.open import LocalStorage, Storage
 
 STATE = "state"

@@ -1,4 +1,4 @@
-"""The interface of every storage, and the two parts of it that tasks and the driver need.
+"""The interface of every storage, and what storages read and return: chunks, references, errors.
 
 A storage is a root and the files below it. Relative paths are checked to stay inside the root,
 because most paths are read from files. Correctness depends on one promise: :meth:`Storage.write`
@@ -14,19 +14,22 @@ from __future__ import annotations
 import errno
 import hashlib
 import re
+import zipfile
+import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO, Protocol
+from typing import BinaryIO, Protocol, TypeVar
+
+import msgspec
 
 from pyspark_ckpt.errors import CorruptFileError, UnsafePathError
-from pyspark_ckpt.storage.at_once import all_of
-from pyspark_ckpt.storage.chunks import chunks_of
-from pyspark_ckpt.storage.corrupt_file import RESTORE
-from pyspark_ckpt.storage.file_reference import FileReference
 
 DIRECTORY_MARKER = "_directory"
+
+
 """The file that makes an empty directory exist in a storage that has no directories."""
 
 
@@ -418,3 +421,110 @@ class CoordinatorStorage(Protocol):
 
     def delete_directory(self, relative: str) -> None:
         """Discard a directory."""
+
+
+CHUNK_BYTES = 1 << 20
+
+
+def chunks_of(file: BinaryIO) -> Generator[bytes, None, None]:
+    """Yield the rest of a file, a chunk at a time."""
+    while chunk := file.read(CHUNK_BYTES):
+        yield chunk
+
+
+def sha256_of(file: BinaryIO) -> str:
+    """Return the SHA-256 of the rest of a file."""
+    digest = hashlib.sha256()
+    for chunk in chunks_of(file):
+        digest.update(chunk)
+    return digest.hexdigest()
+
+
+class DigestedChunks:
+    """Counts and digests the chunks of a file that is being written.
+
+    `size_bytes` and `sha256` are of the chunks that were read so far.
+    """
+
+    def __init__(self) -> None:
+        self._digest = hashlib.sha256()
+        self.size_bytes = 0
+
+    def through(self, chunks: Iterable[bytes]) -> Generator[bytes, None, None]:
+        """Yield the chunks as they are."""
+        for chunk in chunks:
+            self._digest.update(chunk)
+            self.size_bytes += len(chunk)
+            yield chunk
+
+    @property
+    def sha256(self) -> str:
+        """The SHA-256 in hexadecimal digits."""
+        return self._digest.hexdigest()
+
+    def reference(self, path: str) -> FileReference:
+        """Return the reference of the file, after all chunks were read."""
+        return FileReference(path=path, size_bytes=self.size_bytes, sha256=self.sha256)
+
+
+class FileReference(msgspec.Struct, frozen=True):
+    """A file by its path relative to a checkpoints or savepoint directory."""
+
+    path: str
+    size_bytes: int
+    sha256: str
+
+
+ZIP_ERRORS = (
+    zipfile.BadZipFile, zlib.error, KeyError, ValueError, NotImplementedError, RuntimeError,
+    EOFError,
+)  # fmt: skip
+
+
+"""What Python's ``zipfile`` raises for a damaged archive, besides errors of the disk."""
+
+
+JSON_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
+
+"""What msgspec raises for a damaged file; the last for one that a stranger has nested deeply."""
+
+
+RESTORE = "restore from another checkpoint or savepoint"
+
+
+def corrupt_file(name: str, what: str, to_do: str = RESTORE) -> CorruptFileError:
+    """Return the error of a file that is missing, cut short or changed."""
+    return CorruptFileError(f"{name}: {what}; {to_do}")
+
+
+AT_ONCE = 32
+
+
+"""The number of requests that one process has under way at the same time."""
+
+
+Thing = TypeVar("Thing")
+
+
+Result = TypeVar("Result")
+
+
+def all_of(
+    function: Callable[[Thing], Result], things: Iterable[Thing], *, at_once: bool
+) -> list[Result]:
+    """Return the results of a function for some things, in the order of the things.
+
+    With `at_once`, several threads call `function` at the same time. The error that is raised is
+    that of the first thing, in their order, for which `function` failed. Calls that have not begun
+    by then are left out.
+    """
+    if not at_once:
+        return list(map(function, things))
+    with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="pyspark_ckpt requests") as threads:
+        futures = [threads.submit(function, thing) for thing in things]
+        try:
+            return [future.result() for future in futures]
+        except BaseException:
+            threads.shutdown(wait=False, cancel_futures=True)
+            raise

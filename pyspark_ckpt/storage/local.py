@@ -16,10 +16,15 @@ from pathlib import Path
 from typing import BinaryIO
 
 from pyspark_ckpt.errors import UnsafePathError
-from pyspark_ckpt.storage.base import Storage, path_parts
-from pyspark_ckpt.storage.chunks import DigestedChunks, chunks_of, sha256_of
-from pyspark_ckpt.storage.corrupt_file import corrupt_file
-from pyspark_ckpt.storage.file_reference import FileReference
+from pyspark_ckpt.storage.base import (
+    DigestedChunks,
+    FileReference,
+    Storage,
+    chunks_of,
+    corrupt_file,
+    path_parts,
+    sha256_of,
+)
 from pyspark_ckpt.storage.mount import check_mount, give_name
 
 _Check = Callable[[str], None]

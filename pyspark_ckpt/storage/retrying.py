@@ -16,8 +16,7 @@ from typing import BinaryIO, TypeVar
 
 from pyspark_ckpt.errors import CkptError
 from pyspark_ckpt.log_fields import library_logger
-from pyspark_ckpt.storage.base import Storage
-from pyspark_ckpt.storage.file_reference import FileReference
+from pyspark_ckpt.storage.base import FileReference, Storage
 
 logger = library_logger(__name__)
 

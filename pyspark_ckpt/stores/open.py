@@ -1,4 +1,4 @@
-"""Opens the store of a query's completed checkpoints: from the settings, or from a note.
+"""Opens the store of a query's completed checkpoints, and holds a run's fence on it.
 
 The note is beside the checkpoints. A program without settings, such as ``pyspark-ckpt list``, finds
 the store by it. Without a note, the store is the directory itself. A query that changes its store
@@ -7,13 +7,15 @@ writes a new note. The note with the highest number counts; it is found by its n
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from contextlib import closing
 
 import msgspec
 
 from pyspark_ckpt.errors import CkptError, ConfigurationError, CorruptFileError
 from pyspark_ckpt.formats.layout import STORES, store_note_path
-from pyspark_ckpt.formats.small_file import read_small_file
+from pyspark_ckpt.formats.location_files import read_small_file
 from pyspark_ckpt.settings import KEYS, HighAvailability, Settings, values
 from pyspark_ckpt.storage.base import CoordinatorStorage
 from pyspark_ckpt.storage.numbered_files import highest_number
@@ -202,3 +204,57 @@ def _pointers(kind: HighAvailability, node: str, quorum: str) -> Pointers:
     if kind == HighAvailability.ETCD:
         return EtcdPointers(quorum, node)
     return ZooKeeperPointers(quorum, node)
+
+
+class Fence:
+    """The claim of one run on a query's store, and whether the next run in this process has it.
+
+    `store` is the store if the start of the run has claimed it; by default it is claimed now.
+    """
+
+    def __init__(
+        self,
+        storage: CoordinatorStorage,
+        settings: Settings,
+        query_id: str,
+        store: CompletedCheckpointStore | None,
+    ) -> None:
+        self._storage = storage
+        self._note = store_of(settings, query_id)
+        self._guard = threading.Lock()
+        self._gives_way = False
+        self.store = store or claim_store(storage, settings, query_id)
+
+    def give_way(self) -> None:
+        """Leave the fence to the query's next run in this process, which claims it after this.
+
+        A checkpoint of this run that is under way is then fenced, and :meth:`take_over` does
+        nothing: unlike a driver of another process, the next run need not commit an epoch first.
+        """
+        with self._guard:
+            self._gives_way = True
+
+    def take_back(self, store: CompletedCheckpointStore) -> None:
+        """Have the fence again that a next run claimed, with this store, and could not use.
+
+        ``FencedError`` is raised if another driver has taken over the query.
+        """
+        with self._guard:
+            store.check()
+            claim_again(self._storage, self.store, self._note)
+            self._gives_way = False
+
+    def take_over(self, finally_do: Callable[[], None]) -> bool:
+        """Take the fence from a driver that was started later, unless the next run has it.
+
+        `finally_do` is called after an attempt, also if it is unknown whether the attempt worked.
+        The result says whether this run has the fence.
+        """
+        with self._guard:
+            if self._gives_way:
+                return False
+            try:
+                claim_again(self._storage, self.store, self._note)
+            finally:
+                finally_do()
+            return True

@@ -20,7 +20,7 @@ import msgspec
 
 from pyspark_ckpt.errors import CheckpointError, RestoreError
 from pyspark_ckpt.formats.layout import IDENTITY_NAME, OWNERS, owner_path
-from pyspark_ckpt.formats.small_file import read_small_file
+from pyspark_ckpt.formats.location_files import read_small_file
 from pyspark_ckpt.storage.numbered_files import highest_number
 from pyspark_ckpt.storage.open import LocalStorage, Storage
 

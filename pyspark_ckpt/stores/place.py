@@ -10,11 +10,11 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Callable, Collection
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from pyspark_ckpt.errors import CheckpointNotFoundError, RestoreError, UnsafePathError
+from pyspark_ckpt.errors import CheckpointNotFoundError, CkptError, RestoreError, UnsafePathError
 from pyspark_ckpt.formats.layout import (
     CHECKPOINTS_DIRECTORY,
     DRIVERS,
@@ -25,18 +25,29 @@ from pyspark_ckpt.formats.layout import (
     SHARED,
     TASK_OWNED,
     checkpoint_id_of,
+    checkpoint_name,
     owner_path,
 )
-from pyspark_ckpt.formats.place_record import PlaceRecord, read_place
+from pyspark_ckpt.formats.location_files import PlaceRecord, read_place
 from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.storage.open import LocalStorage, Storage, open_storage
 from pyspark_ckpt.storage.retrying import RetryingStorage
+from pyspark_ckpt.stores.base import CompletedCheckpointStore
+from pyspark_ckpt.stores.open import find_store
 from pyspark_ckpt.stores.owner import check_owner, resolved_path
 
 SETTING = "spark.ckpt.execution.checkpointing.dir"
+
+
 _OF_A_QUERY = frozenset({DRIVERS, OWNERS, SHARED, TASK_OWNED})
+
+
 _ABSOLUTE = re.compile(r"/|[A-Za-z][A-Za-z0-9+.-]*:/")
+
+
 _NAMED = 3
+
+
 """How many missing files an error names."""
 
 
@@ -410,3 +421,61 @@ def _moved_aside(place: CheckpointsPlace, query_id: str) -> str | None:
     paths = ["/".join(filter(None, (name, inside, query_id))) for name in kept]
     found = [path for path in paths if place.location.exists(path)]
     return place.location.url_of(found[0]) if found else None
+
+
+RUN_AGAIN = 2
+
+
+"""So many epochs that a power loss took from Spark's logs run again, if checkpoints are inside."""
+
+
+def check_not_behind(
+    location: Storage, committed: int | None, checkpoints: Storage, run_again: int = 0
+) -> None:
+    """Check that no checkpoint is of an epoch that the location has not committed.
+
+    The next checkpoints would replace such a checkpoint, and delete its files.
+
+    `committed` is ``None`` before the first epoch is committed. `run_again` is the number of epochs
+    that the location may lack.
+    """
+    newest = _newest(checkpoints)
+    if newest is None or newest[1] <= (-1 if committed is None else committed) + run_again:
+        return
+    name, epoch = newest
+    has = "no epoch" if committed is None else f"epochs up to {committed}"
+    to_do = (
+        f"Call {rollback_call(location, checkpoints, name)} to continue from that checkpoint, or "
+        "start at a fresh checkpointLocation with "
+        f"restoreFrom({checkpoints.url_of(name)!r})"
+    )
+    raise RestoreError(
+        f"{location.url} is behind its checkpoints: {checkpoints.url_of(name)} is of epoch "
+        f"{epoch}, but the location has committed {has}. Files of it may be lost, or it may have "
+        f"been restored from a backup. {to_do}"
+    )
+
+
+def rollback_call(location: Storage, checkpoints: Storage, name: str) -> str:
+    """Return the call that rolls a location back to a checkpoint, as a user writes it."""
+    elsewhere = ""
+    if checkpoints.url != location.url_of(CHECKPOINTS_DIRECTORY):
+        elsewhere = f", checkpointsDirectory={checkpoints.parent().url!r}"
+    return f"pyspark_ckpt.rollback({location.url!r}, {name!r}{elsewhere})"
+
+
+def _newest(checkpoints: Storage) -> tuple[str, int] | None:
+    """Return name and epoch of the newest checkpoint that can be read."""
+    with closing(find_store(checkpoints)) as store:
+        for number in sorted(store.ids(), reverse=True):
+            epoch = _epoch(store, number)
+            if epoch is not None:
+                return checkpoint_name(number), epoch
+    return None
+
+
+def _epoch(store: CompletedCheckpointStore, number: int) -> int | None:
+    try:
+        return store.read(number).epoch
+    except CkptError:
+        return None

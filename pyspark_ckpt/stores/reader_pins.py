@@ -16,23 +16,37 @@ import re
 import secrets
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
 from typing import NamedTuple
 
 import msgspec
 
-from pyspark_ckpt.errors import CorruptFileError
+from pyspark_ckpt.errors import CheckpointNotFoundError, CkptError, CorruptFileError
+from pyspark_ckpt.formats.layout import METADATA_NAME, checkpoint_id_of, checkpoint_name
 from pyspark_ckpt.formats.metadata_check import check_path
-from pyspark_ckpt.storage.base import CoordinatorStorage
-from pyspark_ckpt.storage.corrupt_file import JSON_ERRORS, corrupt_file
+from pyspark_ckpt.storage.base import JSON_ERRORS, CoordinatorStorage, corrupt_file
+from pyspark_ckpt.storage.open import Storage
+from pyspark_ckpt.stores.open import find_store
 
 GRACE_MS = 60_000
+
+
 """How long a pin counts after its expiry, because clocks of machines differ."""
 
+
 _NAME = re.compile(r"_(reader|closed)-([0-9]{15})-([0-9a-f]{16})\.json")
+
+
 _MAX_BYTES = 1 << 28
+
+
 _MOST_MISSED = 10
+
+
 _PAUSE_S = 0.1
+
+
 _MAX_MS = 10**15 - 1
 
 
@@ -124,3 +138,36 @@ def _files_of(storage: CoordinatorStorage, name: str) -> tuple[str, ...] | None:
     for path in pin.files:
         check_path(path, storage.url_of(name))
     return pin.files
+
+
+@contextmanager
+def name_subsumed(directory: Storage) -> Iterator[None]:
+    """Replace the error of a missing file if retention has removed the ``chk-N`` meanwhile.
+
+    Retention removes ``_metadata`` before the files that only this checkpoint needs. Therefore a
+    file that is missing while ``_metadata`` exists was not removed by retention.
+    """
+    try:
+        yield
+    except (CorruptFileError, FileNotFoundError) as exc:
+        number = checkpoint_id_of(directory.name)
+        if number is None or directory.exists(METADATA_NAME):
+            raise
+        raise CheckpointNotFoundError(
+            f"{directory.url} was subsumed by newer checkpoints while it was read: its query runs, "
+            f"and retains only its newest checkpoints. {_advice(directory)}"
+        ) from exc
+
+
+def _advice(directory: Storage) -> str:
+    checkpoints = directory.parent()
+    try:
+        with closing(find_store(checkpoints)) as store:
+            newest = max(store.ids(), default=None)
+    except (CkptError, OSError):
+        newest = None
+    named = "" if newest is None else f"Use {checkpoints.url_of(checkpoint_name(newest))}, or "
+    return (
+        f"{named or 'Use '}a savepoint, which retention does not remove; or raise "
+        "spark.ckpt.execution.checkpointing.num-retained"
+    )

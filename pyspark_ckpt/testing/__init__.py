@@ -33,8 +33,8 @@ The examples of the methods continue this one.
 [Row(user='ada', n=2)]
 """
 
-from pyspark_ckpt.testing.crash_step import CrashStep
 from pyspark_ckpt.testing.harness import ProcessorHarness
+from pyspark_ckpt.testing.harness_subtask import CrashStep
 from pyspark_ckpt.testing.replaying.differences import Difference
 from pyspark_ckpt.testing.replaying.replay import ReplayResult, replay
 from pyspark_ckpt.testing.snapshot import Snapshot

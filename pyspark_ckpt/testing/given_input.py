@@ -1,29 +1,41 @@
-"""The rows and frames of a test, in the form that the library's input modes take."""
+"""The rows, keys and schemas of a test, in the forms that the library takes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import math
+import re
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime, timezone
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 from pyspark.sql import Row
+from pyspark.sql import types as T
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, TimerValues
 
+from pyspark_ckpt.errors import PlanError
 from pyspark_ckpt.operator.rows.input import KEY_GROUP
 from pyspark_ckpt.operator.rows.key_columns import Codes, codes_of_objects
 from pyspark_ckpt.operator.rows.mode import InputMode, Part
 from pyspark_ckpt.operator.rows.sent_rows import Places
+from pyspark_ckpt.operator.state.handle import as_state_schema
 from pyspark_ckpt.operator.table.stored_keys import encode_key_group
 from pyspark_ckpt.operator.values.codec import key_encoder
-from pyspark_ckpt.testing.given_keys import GivenKey, GivenKeys, Key
 from pyspark_ckpt.testing.kept_output import KeptOutput
 
 _KEY = "__ckpt_key"
+
+
 _ROW = "__ckpt_row"
 
+
 EventTime = Callable[[Any], int | None]
+
+
 """A test's ``eventTimeExtractor``: from a row to its event time in milliseconds."""
 
 
@@ -213,3 +225,252 @@ def each_row(rows: Iterable[Row] | pd.DataFrame) -> Iterator[Any]:
     if isinstance(rows, pd.DataFrame):
         return (row for _, row in rows.iterrows())
     return iter(rows)
+
+
+Key = tuple[Any, ...]
+
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+
+
+_NAN = float("nan")
+
+
+@dataclass(frozen=True, slots=True)
+class GivenKey:
+    """One key in all its forms."""
+
+    key: Key
+    """What the processor sees."""
+    sent: Key
+    """The form that it has in the shuffle of a query."""
+    encoded: bytes
+    key_group: int
+
+
+class GivenKeys:
+    """All keys that a harness was given.
+
+    A date and a number can have the same stored key. In a query, the types of the key columns say
+    which one it is. A harness has no such types, so it remembers the keys themselves.
+
+    The group of a key differs from its group in a query, which uses Spark's hash. With one key
+    column, any value is a whole key, also a tuple.
+    """
+
+    def __init__(self, max_parallelism: int, columns: int = 1) -> None:
+        self.columns = columns
+        self._max_parallelism = max_parallelism
+        self._known: dict[bytes, Key] = {}
+        self._encode = key_encoder()
+
+    @property
+    def known(self) -> Mapping[bytes, Key]:
+        """The keys by their stored form."""
+        return dict(self._known)
+
+    def remember(self, known: Mapping[bytes, Key]) -> None:
+        """Add the keys of another harness."""
+        self._known.update(known)
+
+    def given(self, key: Any) -> GivenKey:
+        """Return a key from its value, or from the tuple of values of several key columns."""
+        if self.columns == 1:
+            return self.of_columns((key,))
+        if not isinstance(key, tuple) or len(key) != self.columns:
+            raise PlanError(
+                f"key {key!r} is no tuple of {self.columns} values: give one value for each of the "
+                f"harness's {self.columns} key columns"
+            )
+        return self.of_columns(tuple(key))
+
+    def of_columns(self, parts: Key) -> GivenKey:
+        """Return a key from the values of its columns; see :meth:`given`."""
+        key = parts[0] if len(parts) == 1 else parts
+        sent = tuple(_sent(part) for part in parts)
+        try:
+            encoded = self._encode(sent)
+            hash(sent)
+        except (TypeError, OverflowError) as exc:
+            raise PlanError(
+                f"{key!r} cannot be a key ({exc}): give a value of an atomic type, or with "
+                "keyColumns=2 or more a tuple of such values"
+            ) from exc
+        known = self._known.setdefault(encoded, parts)
+        return GivenKey(known, sent, encoded, zlib.crc32(encoded) % self._max_parallelism)
+
+    def decode(self, encoded: bytes) -> Key:
+        """Return the key that the processor sees, from its stored form."""
+        return self._known[encoded]
+
+
+def _sent(value: Any) -> Any:
+    if isinstance(value, tuple):  # a struct
+        return tuple(map(_sent, value))
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float):
+        return _NAN if math.isnan(value) else value + 0.0
+    if isinstance(value, datetime):
+        if value.tzinfo is None:
+            return value.isoformat(" ")
+        age = value - _EPOCH
+        return (age.days * 86_400 + age.seconds) * 1_000_000 + age.microseconds
+    return (value - _EPOCH.date()).days if isinstance(value, date) else value
+
+
+_ATOMIC: dict[str, T.DataType] = {
+    "boolean": T.BooleanType(),
+    "tinyint": T.ByteType(), "byte": T.ByteType(),
+    "smallint": T.ShortType(), "short": T.ShortType(),
+    "int": T.IntegerType(), "integer": T.IntegerType(),
+    "bigint": T.LongType(), "long": T.LongType(),
+    "float": T.FloatType(), "real": T.FloatType(),
+    "double": T.DoubleType(),
+    "string": T.StringType(),
+    "binary": T.BinaryType(),
+    "date": T.DateType(),
+    "timestamp": T.TimestampType(), "timestamp_ltz": T.TimestampType(),
+    "timestamp_ntz": T.TimestampNTZType(),
+}  # fmt: skip
+
+
+_DECIMAL = ("decimal", "dec", "numeric")
+
+
+_TOKEN = re.compile(r"\s*(?:(`(?:[^`]|``)+`)|('(?:[^'\\]|\\.)*')|(\w+)|([<>(),:]))")
+
+
+_END = ""
+
+
+class ParsedSchemas(dict[str, T.StructType]):
+    """Schemas of states by their text, parsed at first use; a single type is allowed."""
+
+    def __missing__(self, text: str) -> T.StructType:
+        schema = self[text] = as_state_schema(_Parser(text).type_or_schema())
+        return schema
+
+
+def parse_schema(text: str) -> T.StructType:
+    """Parse a list of fields, as Spark does."""
+    return _Parser(text).schema()
+
+
+class _Parser:
+    """Reads one text from left to right."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._tokens = self._split()
+        self._next = 0
+
+    def schema(self) -> T.StructType:
+        if [token.lower() for token in self._tokens[:2]] == ["struct", "<"]:
+            schema: Any = self._type()
+        else:
+            schema = T.StructType(self._fields(_END))
+        if self._peek() != _END:
+            raise self._error(f"unexpected {self._peek()!r} at the end")
+        return schema  # type: ignore[no-any-return]
+
+    def type_or_schema(self) -> T.DataType:
+        if self._tokens[1:] and self._tokens[1] not in ("<", "("):
+            return self.schema()
+        data_type = self._type()
+        if self._peek() != _END:
+            raise self._error(f"unexpected {self._peek()!r} at the end")
+        return data_type
+
+    def _split(self) -> list[str]:
+        tokens, position = [], 0
+        text = self._text.rstrip()
+        while position < len(text):
+            match = _TOKEN.match(text, position)
+            if match is None:
+                raise self._error(f"unexpected {text[position:]!r}")
+            tokens.append(match[0].strip())
+            position = match.end()
+        return tokens
+
+    def _fields(self, end: str) -> list[T.StructField]:
+        fields = [] if self._peek() == end and end != _END else [self._field()]
+        while self._peek() == ",":
+            self._take(",")
+            fields.append(self._field())
+        return fields
+
+    def _field(self) -> T.StructField:
+        name = self._word()
+        if self._peek() == ":":
+            self._take(":")
+        data_type = self._type()
+        nullable, metadata = True, {}
+        if self._peek().lower() == "not":
+            self._take("not")
+            self._take("null")
+            nullable = False
+        if self._peek().lower() == "comment":
+            self._take("comment")
+            metadata["comment"] = re.sub(r"\\(.)", r"\1", self._any()[1:-1])
+        return T.StructField(name, data_type, nullable, metadata)
+
+    def _type(self) -> T.DataType:
+        word = self._word().lower()
+        if word in _ATOMIC:
+            return _ATOMIC[word]
+        if word in _DECIMAL:
+            return T.DecimalType(*self._numbers()) if self._peek() == "(" else T.DecimalType()
+        if word not in ("array", "map", "struct"):
+            raise self._error(f"unknown type {word!r}")
+        self._take("<")
+        nested: T.DataType
+        if word == "array":
+            nested = T.ArrayType(self._type())
+        elif word == "map":
+            key = self._type()
+            self._take(",")
+            nested = T.MapType(key, self._type())
+        else:
+            nested = T.StructType(self._fields(">"))
+        self._take(">")
+        return nested
+
+    def _numbers(self) -> list[int]:
+        self._take("(")
+        numbers = [self._number()]
+        if self._peek() == ",":
+            self._take(",")
+            numbers.append(self._number())
+        self._take(")")
+        return numbers
+
+    def _number(self) -> int:
+        token = self._any()
+        if not token.isdecimal():
+            raise self._error(f"{token!r} is not a number")
+        return int(token)
+
+    def _word(self) -> str:
+        token = self._any()
+        if token.startswith("`"):
+            return token[1:-1].replace("``", "`")
+        if not re.fullmatch(r"\w+", token):
+            raise self._error(f"{token!r} is not a name")
+        return token
+
+    def _peek(self) -> str:
+        return self._tokens[self._next] if self._next < len(self._tokens) else _END
+
+    def _any(self) -> str:
+        token = self._peek()
+        self._next += 1
+        return token
+
+    def _take(self, wanted: str) -> None:
+        token = self._any()
+        if token.lower() != wanted:
+            raise self._error(f"expected {wanted!r} instead of {token!r}")
+
+    def _error(self, why: str) -> PlanError:
+        return PlanError(f"schema {self._text!r} cannot be parsed: {why}; give a StructType")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -15,26 +15,46 @@ from pyspark.sql import Row
 from pyspark.sql import types as T
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
-from pyspark_ckpt.errors import HarnessUseError
+from pyspark_ckpt.errors import HarnessUseError, NotBuiltYetError, PlanError
 from pyspark_ckpt.migration import Migration
 from pyspark_ckpt.operator.descriptor import MigrationDescriptor, OnError, OperatorDescriptor
+from pyspark_ckpt.operator.modes.arrow import ArrowProcessor
 from pyspark_ckpt.operator.modes.batches import BatchInput, BatchProcessor
 from pyspark_ckpt.operator.modes.pandas import PandasInput
 from pyspark_ckpt.operator.modes.rows import RowsInput
 from pyspark_ckpt.operator.plan.operator import OperatorArguments, check_parks_keys
-from pyspark_ckpt.operator.rows.key_groups import check_max_parallelism
+from pyspark_ckpt.operator.quarantine.releases import EVERY_KEY, NO_KEY
+from pyspark_ckpt.operator.rows.keys import check_max_parallelism
+from pyspark_ckpt.operator.rows.output import OutputRows
+from pyspark_ckpt.operator.state.list import ListState
+from pyspark_ckpt.operator.state.map import MapState
+from pyspark_ckpt.operator.state.operator_states import RawState
+from pyspark_ckpt.operator.state.value import ValueState
+from pyspark_ckpt.operator.values.codec import Value
 from pyspark_ckpt.settings import read_settings
-from pyspark_ckpt.testing.given_input import EventTime
-from pyspark_ckpt.testing.given_keys import GivenKeys
+from pyspark_ckpt.testing.given_input import (
+    EventTime,
+    GivenColumns,
+    GivenInput,
+    GivenKey,
+    GivenKeys,
+    frame_of_frames,
+    frame_of_rows,
+    frame_with_key_columns,
+    parse_schema,
+)
 from pyspark_ckpt.testing.harness_clock import HarnessClock
-from pyspark_ckpt.testing.harness_epochs import HarnessEpochs, Mode, refuse_arrow
-from pyspark_ckpt.testing.harness_faults import HarnessFaults
-from pyspark_ckpt.testing.harness_subtask import HarnessSubtask
-from pyspark_ckpt.testing.schema_text import parse_schema
-from pyspark_ckpt.testing.snapshot import Snapshot
+from pyspark_ckpt.testing.harness_subtask import CrashStep, HarnessSubtask, NotedStates
+from pyspark_ckpt.testing.kept_output import KeptOutput
+from pyspark_ckpt.testing.snapshot import Snapshot, put_back, take
+
+OF_OPERATOR: Any = object()
 
 
-class ProcessorHarness(HarnessFaults):
+"""Replaces the key where a state belongs to no key, because ``None`` is a key."""
+
+
+class ProcessorHarness:
     """Runs a processor without Spark; a replacement for PySpark's ``TwsTester``.
 
     It has the methods of ``TwsTester``, so in a test you only change the class. The processor runs
@@ -110,6 +130,8 @@ class ProcessorHarness(HarnessFaults):
     [Row(user='ada', n=0)]
     """
 
+    _epochs: HarnessEpochs
+
     def __init__(
         self,
         processor: StatefulProcessor,
@@ -169,7 +191,9 @@ class ProcessorHarness(HarnessFaults):
         subtask = HarnessSubtask(processor, descriptor, root, settings, arguments.migrations)
         subtask.fails_on_lost_attributes = failOnLostAttributes
         clock = HarnessClock(arguments.time_mode, eventTimeExtractor, subtask.where)
-        super().__init__(subtask, GivenKeys(chosen, keyColumns), clock)
+        self._subtask = subtask
+        self._keys = GivenKeys(chosen, keyColumns)
+        self._clock = clock
         self._epochs = HarnessEpochs(subtask, self._keys, clock, mode, schema)
         clock.ages = subtask.first_init(clock.now())
         self._epochs.over_initial_state(initialStateRow or initialStatePandas or ())
@@ -501,3 +525,561 @@ class ProcessorHarness(HarnessFaults):
         """
         with self._clock.watermark(currentWatermarkMs):
             return self._epochs.without_rows()
+
+    def crashAt(self, step: CrashStep) -> None:
+        """Crash the next epoch that reaches a step, once.
+
+        The epoch raises ``CrashedError``, and everything that it did is lost, as with ``kill -9``.
+        State, timers, output and times are as after the last epoch that ended, so you can repeat
+        the call. A call that sets a state, such as ``updateValueState``, does not crash.
+
+        Parameters
+        ----------
+        step : CrashStep
+            Where the epoch crashes.
+
+        Examples
+        --------
+        >>> from pyspark_ckpt import CrashedError
+        >>> from pyspark_ckpt.testing import CrashStep
+        >>> harness.crashAt(CrashStep.AFTER_SEGMENT)
+        >>> try:
+        ...     harness.test("ada", [Row(city="Lima")])
+        ... except CrashedError:
+        ...     print(harness.peekValueState("count", "ada"))
+        (2,)
+        >>> harness.test("ada", [Row(city="Lima")])
+        [Row(user='ada', n=3)]
+        """
+        self._subtask.crash.plan(CrashStep(step))
+
+    def parkedKeys(self) -> dict[Any, str]:
+        """Return the keys that are parked, with the errors of their processor.
+
+        Returns
+        -------
+        dict
+            Each error by its key; empty without ``onError="quarantine"``.
+
+        Examples
+        --------
+        >>> harness.parkedKeys()
+        {}
+        """
+        found = self._subtask.parked(self._clock.now()).errors
+        known = self._keys.known
+        return {
+            known[encoded] if self._keys.columns > 1 else known[encoded][0]: error
+            for encoded, error in found.items()
+        }
+
+    def release(self, keys: Sequence[Any] | None = None) -> Any:
+        """Give the rows of parked keys to the processor, in an epoch without other rows.
+
+        The processor gets the rows in a call for each epoch that they came in. If it raises, the
+        key stays parked.
+
+        Parameters
+        ----------
+        keys : sequence, optional
+            Keys as in :meth:`ProcessorHarness.test`; by default all parked keys.
+
+        Returns
+        -------
+        list of Row, or pandas.DataFrame
+            What the processor yielded, also for timers that were due.
+
+        Examples
+        --------
+        >>> harness.release()
+        []
+        """
+        wanted = keys if keys is None else [self._keys.given(key).encoded for key in keys]
+        self._subtask.releases.next = EVERY_KEY if wanted is None else frozenset(wanted)
+        try:
+            parked = self._subtask.parked(self._clock.now())
+            return self._epochs.releasing(in_frames=parked.in_frames)
+        finally:
+            self._subtask.releases.next = NO_KEY
+
+    def loseLocalCopy(self) -> None:
+        """Delete the backend's directory, as when an executor is lost.
+
+        The next epoch rebuilds the local copy from the durable files.
+
+        Examples
+        --------
+        >>> harness.loseLocalCopy()
+        >>> harness.peekValueState("count", "ada")
+        (2,)
+        """
+        self._subtask.lose_local_copy()
+
+    def snapshot(self) -> Snapshot:
+        """Return the state that the last epoch left, for :meth:`restore` and :meth:`restored`.
+
+        Returns
+        -------
+        Snapshot
+            With copies of all files; it outlives the harness.
+
+        Examples
+        --------
+        >>> snapshot = harness.snapshot()
+        >>> snapshot.time_mode
+        'ProcessingTime'
+        """
+        return take(self._subtask, self._keys, self._clock)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Return to a snapshot, of this harness or of another one with the same uid.
+
+        Parameters
+        ----------
+        snapshot : Snapshot
+            What :meth:`snapshot` returned.
+
+        Raises
+        ------
+        IncompatibleStateError
+            If the processor asks for states that the stored ones cannot become, or the snapshot is
+            of another operator; the harness stays as it was.
+
+        Examples
+        --------
+        >>> snapshot = harness.snapshot()
+        >>> harness.test("ada", [Row(city="Lima")])
+        [Row(user='ada', n=3)]
+        >>> harness.restore(snapshot)
+        >>> harness.peekValueState("count", "ada")
+        (2,)
+        """
+        put_back(snapshot, self._subtask, self._keys, self._clock)
+
+    def peek(self, stateName: str, key: Any = OF_OPERATOR) -> Any:
+        """Return what a state of any kind holds.
+
+        Parameters
+        ----------
+        stateName : str
+            The name of a state that ``init`` asks for.
+        key : object, optional
+            Whose state it is; left out for operator list and broadcast state.
+
+        Returns
+        -------
+        tuple, list, dict or None
+            A tuple for value and reducing state, the result for aggregating state, a list for list
+            and operator list state, a dict for map and broadcast state.
+
+        Raises
+        ------
+        HarnessUseError
+            If ``init`` asks for no such state.
+
+        Examples
+        --------
+        >>> harness.peek("cities", "ada")
+        [('Oslo',), ('Rome',)]
+        """
+        return self._peek(stateName, key)
+
+    def peekValueState(self, stateName: str, key: Any) -> Value | None:
+        """Return a key's value.
+
+        Parameters
+        ----------
+        stateName : str
+            The name of a state that ``init`` asks for.
+        key : object
+            A value; a tuple of values if the harness has several key columns.
+
+        Returns
+        -------
+        tuple or None
+            ``None`` if the key has no value.
+
+        Raises
+        ------
+        HarnessUseError
+            If ``init`` asks for no such state, or the state is of another kind.
+
+        Examples
+        --------
+        >>> harness.peekValueState("count", "ada")
+        (2,)
+        """
+        value: Value | None = self._peek(stateName, key, ValueState)
+        return value
+
+    def peekListState(self, stateName: str, key: Any) -> list[Value]:
+        """Return a key's list.
+
+        Parameters
+        ----------
+        stateName : str
+            The name of a state that ``init`` asks for.
+        key : object
+            A value; a tuple of values if the harness has several key columns.
+
+        Returns
+        -------
+        list of tuple
+            Empty if the key has no list.
+
+        Raises
+        ------
+        HarnessUseError
+            If ``init`` asks for no such state, or the state is of another kind.
+
+        Examples
+        --------
+        >>> harness.peekListState("cities", "bob")
+        []
+        """
+        values: list[Value] = self._peek(stateName, key, ListState)
+        return values
+
+    def peekMapState(self, stateName: str, key: Any) -> dict[Value, Value]:
+        """Return a key's map.
+
+        Parameters
+        ----------
+        stateName : str
+            The name of a state that ``init`` asks for.
+        key : object
+            A value; a tuple of values if the harness has several key columns.
+
+        Returns
+        -------
+        dict of tuple to tuple
+            Empty if the key has no map.
+
+        Raises
+        ------
+        HarnessUseError
+            If ``init`` asks for no such state, or the state is of another kind.
+
+        Examples
+        --------
+        >>> harness.peekMapState("by_city", "ada")
+        {}
+        """
+        entries: dict[Value, Value] = self._peek(stateName, key, MapState)
+        return entries
+
+    def peekTimers(self, key: Any) -> list[int]:
+        """Return a key's timers, earliest first.
+
+        Parameters
+        ----------
+        key : object
+            A value; a tuple of values if the harness has several key columns.
+
+        Returns
+        -------
+        list of int
+            Milliseconds of the operator's time mode.
+
+        Raises
+        ------
+        TimeModeError
+            If the harness has ``timeMode="None"``.
+
+        Examples
+        --------
+        >>> harness.peekTimers("ada")
+        [60000]
+        """
+        given = self._keys.given(key)
+        return self._subtask.look(
+            self._clock.now(), lambda states: list(states.listTimers()), given
+        )
+
+    def peekRawState(self) -> bytes | None:
+        """Return what ``snapshotState`` wrote last.
+
+        Returns
+        -------
+        bytes or None
+            ``None`` if ``snapshotState`` never wrote.
+
+        Examples
+        --------
+        >>> class Raw(Visits):
+        ...     def snapshotState(self, context):
+        ...         context.getRawOperatorStateOutput().write(b"3 files")
+        >>> harness = ProcessorHarness(Raw(), timeMode="ProcessingTime")
+        >>> harness.test("ada", [])
+        [Row(user='ada', n=0)]
+        >>> harness.peekRawState()
+        b'3 files'
+        """
+        streams = self._subtask.look(
+            self._clock.now(), lambda states: RawState(states.table).streams()
+        )
+        return streams[0] if streams else None
+
+    def updateValueState(self, stateName: str, key: Any, value: Value) -> None:
+        """Set a key's value, in a separate epoch.
+
+        Parameters
+        ----------
+        stateName : str
+            The name of a state that ``init`` asks for.
+        key : object
+            A value; a tuple of values if the harness has several key columns.
+        value : tuple
+            One value per field of the schema.
+
+        Raises
+        ------
+        HarnessUseError
+            If ``init`` asks for no such state, or the state is of another kind.
+        StateValueError
+            If the value does not fit the schema.
+
+        Examples
+        --------
+        >>> harness.updateValueState("count", "ada", (10,))
+        >>> harness.peekValueState("count", "ada")
+        (10,)
+        """
+        self._edit(stateName, key, lambda state: state.update(value), ValueState)
+
+    def updateListState(self, stateName: str, key: Any, value: Iterable[Value]) -> None:
+        """Set a key's list, in a separate epoch.
+
+        Parameters
+        ----------
+        stateName : str
+            The name of a state that ``init`` asks for.
+        key : object
+            A value; a tuple of values if the harness has several key columns.
+        value : iterable of tuple
+            The values in order.
+
+        Raises
+        ------
+        HarnessUseError
+            If ``init`` asks for no such state, or the state is of another kind.
+        StateValueError
+            If a value does not fit the schema.
+
+        Examples
+        --------
+        >>> harness.updateListState("cities", "ada", [("Lima",)])
+        >>> harness.peekListState("cities", "ada")
+        [('Lima',)]
+        """
+        self._edit(stateName, key, lambda state: state.put(value), ListState)
+
+    def updateMapState(self, stateName: str, key: Any, value: Mapping[Value, Value]) -> None:
+        """Set a key's map, in a separate epoch.
+
+        Parameters
+        ----------
+        stateName : str
+            The name of a state that ``init`` asks for.
+        key : object
+            A value; a tuple of values if the harness has several key columns.
+        value : Mapping of tuple to tuple
+            All entries.
+
+        Raises
+        ------
+        HarnessUseError
+            If ``init`` asks for no such state, or the state is of another kind.
+        StateValueError
+            If a key or value does not fit the schema.
+
+        Examples
+        --------
+        >>> harness.updateMapState("by_city", "ada", {("Oslo",): (1,)})
+        >>> harness.peekMapState("by_city", "ada")
+        {('Oslo',): (1,)}
+        """
+
+        def put(state: MapState) -> None:
+            state.clear()
+            for entry in value.items():
+                state.updateValue(*entry)
+
+        self._edit(stateName, key, put, MapState)
+
+    def deleteState(self, stateName: str, key: Any) -> None:
+        """Remove what a state of any kind holds for a key, in a separate epoch.
+
+        Parameters
+        ----------
+        stateName : str
+            The name of a state that ``init`` asks for.
+        key : object
+            A value; a tuple of values if the harness has several key columns.
+
+        Raises
+        ------
+        HarnessUseError
+            If ``init`` asks for no such state.
+
+        Examples
+        --------
+        >>> harness.deleteState("count", "ada")
+        >>> print(harness.peekValueState("count", "ada"))
+        None
+        """
+        self._edit(stateName, key, lambda state: state.clear())
+
+    def _peek(self, name: str, key: Any, *classes: type) -> Any:
+        given = None if key is OF_OPERATOR else self._keys.given(key)
+
+        def content(states: NotedStates) -> Any:
+            noted = states.noted(name, *classes)
+            try:
+                return noted.kind.content_of(noted.state)
+            except TypeError as exc:
+                raise HarnessUseError(
+                    f"the keys of state {name!r} hold lists or dicts, so no dict has them ({exc}): "
+                    "read it in the processor, with iterator()"
+                ) from exc
+
+        return self._subtask.look(self._clock.now(), content, given)
+
+    def _edit(self, name: str, key: Any, change: Callable[[Any], None], *classes: type) -> None:
+        self._subtask.edit(
+            self._clock.now(),
+            [(self._keys.given(key), name)],
+            lambda _processor, states, _key, name: change(states.noted(name, *classes).state),
+        )
+
+
+Mode = type[RowsInput] | type[PandasInput] | type[BatchInput]
+
+
+class HarnessEpochs:
+    """Runs one epoch per call."""
+
+    def __init__(
+        self,
+        subtask: HarnessSubtask,
+        keys: GivenKeys,
+        clock: HarnessClock,
+        mode: Mode,
+        schema: T.StructType | None,
+    ) -> None:
+        self._subtask = subtask
+        self._keys = keys
+        self._clock = clock
+        self._mode = mode
+        self._schema = schema
+
+    def over_keys(self, input: Sequence[tuple[Any, Any]]) -> Any:
+        """Process the rows or the frame of each key."""
+        where = self._subtask.where
+        if self._mode is BatchInput:
+            raise PlanError(f"{where}: a BatchProcessor is tested by testInBatches: call that")
+        in_frames = {isinstance(rows, pd.DataFrame) for _, rows in input}
+        if len(in_frames) > 1:
+            raise PlanError(
+                f"{where}: some keys have lists of rows and others have frames: give all keys "
+                "lists of rows, or all frames"
+            )
+        if in_frames:
+            self._mode = PandasInput if in_frames == {True} else RowsInput
+        given = [(self._keys.given(key), rows) for key, rows in input]
+        in_time = [(key, self._clock.in_time(rows)) for key, rows in given if len(rows)]
+        with_rows = [(key, rows) for key, rows in in_time if len(rows)]
+        without_rows = [(key, rows) for key, rows in given if not len(rows)]
+        frame = frame_of_frames if self._mode is PandasInput else frame_of_rows
+        return self._epoch([frame(with_rows)] if with_rows else [], without_rows=without_rows)
+
+    def over_batch(self, input: pd.DataFrame, key_names: Sequence[str]) -> Any:
+        """Process rows of any keys; the keys are columns."""
+        where = self._subtask.where
+        if self._mode is not BatchInput:
+            raise PlanError(
+                f"{where}: testInBatches needs a BatchProcessor: call test or testInPandas"
+            )
+        if not key_names or not set(key_names) <= set(input.columns):
+            raise PlanError(
+                f"{where}: testInBatches got the key columns {list(key_names)}: name some of "
+                f"{list(input.columns)}"
+            )
+        rows = self._clock.in_time(input)
+        if not len(rows):
+            return self.without_rows()
+        self._keys.columns = len(key_names)
+        return self._epoch([frame_with_key_columns(self._keys, rows, key_names)], key_names)
+
+    def over_initial_state(self, input: Sequence[tuple[Any, Any]]) -> None:
+        """Pass the initial state to the processor, one row or frame of a key at a time."""
+        if not input:
+            return
+        clock = self._clock.now()
+        self._subtask.edit(
+            clock,
+            [(self._keys.given(key), one) for key, one in input],
+            lambda processor, _, key, one: processor.handleInitialState(
+                key.key, one, clock.timer_values
+            ),
+        )
+
+    def with_broadcast(self, input: Any) -> Any:
+        """Process the rows, or the frame, of a broadcast stream."""
+        where, processor = self._subtask.where, self._subtask.processor
+        if not hasattr(processor, "handleBroadcastRows"):
+            raise PlanError(
+                f"{where}: {type(processor).__name__} has no handleBroadcastRows(rows, "
+                "timerValues), which a broadcast stream needs: add the method"
+            )
+        in_frames = isinstance(input, pd.DataFrame)
+        if self._mode is BatchInput and not in_frames:
+            raise PlanError(f"{where}: a BatchProcessor gets frames: give a frame")
+        if self._mode is not BatchInput:
+            self._mode = PandasInput if in_frames else RowsInput
+        rows = [input] if in_frames else list(input)
+        return self._epoch([], broadcast=iter(rows) if len(input) else None)
+
+    def releasing(self, *, in_frames: bool | None) -> Any:
+        """Release parked keys, whose rows came as given; ``None`` if there are no rows."""
+        if in_frames is not None:
+            self._mode = PandasInput if in_frames else RowsInput
+        return self._epoch([])
+
+    def without_rows(self) -> Any:
+        """Fire the timers that are due."""
+        return self._epoch([])
+
+    def _epoch(
+        self,
+        frames: list[pd.DataFrame],
+        key_names: Sequence[str] = (),
+        broadcast: Iterator[Any] | None = None,
+        without_rows: Sequence[tuple[GivenKey, Any]] = (),
+    ) -> Any:
+        crash = self._subtask.crash
+        columns = GivenColumns(self._keys, key_names)
+        output_rows = OutputRows(self._schema or T.StructType(), self._subtask.handle.uid)
+        mode = self._mode(columns, output_rows)  # type: ignore[arg-type]  # has what modes use
+        output = KeptOutput(
+            None if self._schema is None else mode.new_output(),
+            lambda: crash.reach(CrashStep.AFTER_FIRST_KEY),
+            self._subtask.where,
+            in_frames=self._mode is not RowsInput,
+            schema=self._schema,
+        )
+        given = GivenInput(mode, output, self._clock.event_time, without_rows)
+        parts: list[list[pd.DataFrame]] = [frames] if frames else []
+        if without_rows:
+            parts.append([])
+        self._subtask.process(parts, columns, given, self._clock.now(), broadcast)
+        return output.result()
+
+
+def refuse_arrow(processor: object, uid: str) -> None:
+    """Refuse a processor that gets Arrow tables."""
+    if isinstance(processor, ArrowProcessor):
+        raise NotBuiltYetError(
+            f"operator {uid!r}: the harness does not take an ArrowProcessor yet: run it over a "
+            "batch DataFrame"
+        )

@@ -11,8 +11,7 @@ import pandas as pd
 
 from pyspark_ckpt.errors import ClockError, HarnessUseError, TimeModeError
 from pyspark_ckpt.formats.modes import TimeMode
-from pyspark_ckpt.operator.milliseconds import instant_ms
-from pyspark_ckpt.operator.time import EpochClock
+from pyspark_ckpt.operator.time import EpochClock, instant_ms
 from pyspark_ckpt.testing.given_input import EventTime, each_row
 
 

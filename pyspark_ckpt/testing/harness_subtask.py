@@ -7,57 +7,65 @@ from __future__ import annotations
 
 import copy
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import Enum
 from functools import partial
+from itertools import count
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import pandas as pd
+from pyspark.sql import types as T
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
-from pyspark_ckpt.errors import CkptError, PlanError, ProcessorError
+from pyspark_ckpt.errors import CkptError, CrashedError, HarnessUseError, PlanError, ProcessorError
 from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.migration import Migration
 from pyspark_ckpt.operator.descriptor import OnError, OperatorDescriptor, QuarantineLimits
 from pyspark_ckpt.operator.durable.local_copy import open_local_copy
 from pyspark_ckpt.operator.durable.materialization import EpochStart, materializer
 from pyspark_ckpt.operator.plan.declared import copy_as_sent, no_instance
+from pyspark_ckpt.operator.quarantine.parked_keys import ParkedKeys
+from pyspark_ckpt.operator.quarantine.releases import NO_KEY, ReleasedKeys
 from pyspark_ckpt.operator.rows.sides import EpochInput
 from pyspark_ckpt.operator.run import lost_attributes
 from pyspark_ckpt.operator.run.barrier import end_epoch
 from pyspark_ckpt.operator.run.function import WRITES_SHARE, OperatorFunction
 from pyspark_ckpt.operator.schema.verdict import Outcome
-from pyspark_ckpt.operator.state.handle import ProcessorHandle
+from pyspark_ckpt.operator.state.handle import GivenState, ProcessorHandle
 from pyspark_ckpt.operator.table.stored_keys import encode_key_group
 from pyspark_ckpt.operator.table.table import StateTable
 from pyspark_ckpt.operator.table.undo import UndoableWrites
 from pyspark_ckpt.operator.table.writes import EpochWrites
+from pyspark_ckpt.operator.task_failure import shortened, shown, user_frames
 from pyspark_ckpt.operator.time import EpochClock
-from pyspark_ckpt.operator.user_frames import shortened, shown, user_frames
-from pyspark_ckpt.restore.states import check_states
+from pyspark_ckpt.restore.operators import check_states
 from pyspark_ckpt.settings import Settings
 from pyspark_ckpt.storage.open import LocalStorage
-from pyspark_ckpt.testing.crash_step import CrashStep, PlannedCrash
-from pyspark_ckpt.testing.given_input import GivenColumns, GivenInput
-from pyspark_ckpt.testing.given_keys import GivenKey
-from pyspark_ckpt.testing.given_parked import (
-    GivenParked,
-    GivenReleases,
-    GivenRows,
-    parked_of,
+from pyspark_ckpt.testing.given_input import (
+    GivenColumns,
+    GivenInput,
+    GivenKey,
+    ParsedSchemas,
+    is_frame_of_rows,
 )
-from pyspark_ckpt.testing.noted_states import NotedStates
-from pyspark_ckpt.testing.schema_text import ParsedSchemas
 from state_backends import StateBackendError
 
 Item = TypeVar("Item")
+
+
 Result = TypeVar("Result")
 
+
 _QUERY_ID = "harness"
+
+
 _SUBTASK = 0
+
+
 _BEFORE_THE_FIRST_EPOCH = -1
 
 
@@ -317,3 +325,138 @@ def _enter(table: StateTable, key: GivenKey) -> None:
     table.begin_part([place])
     table.current.key_group, table.current.key = place
     table.current.position = 0
+
+
+class NotedStates(ProcessorHandle):
+    """The library's own handle, with a look-up of the states that ``init`` asked for."""
+
+    def noted(self, name: str, *classes: type) -> GivenState:
+        """Return a state that ``init`` asked for."""
+        given = self._given.get(name)
+        if given is None:
+            raise HarnessUseError(
+                f"{self._where}: init asks for no state {name!r}, only for {sorted(self._given)}: "
+                "correct the name",
+                "STATE_NOT_EXISTS",
+            )
+        if classes and not isinstance(given.state, classes):
+            raise HarnessUseError(
+                f"{self._where}: state {name!r} is a {type(given.state).__name__} and no "
+                f"{' or '.join(each.__name__ for each in classes)}: use a method for "
+                "that kind of state",
+                "STATE_NOT_EXISTS",
+            )
+        return given
+
+
+class CrashStep(str, Enum):
+    """The steps of an epoch at which a test can crash it, in their order.
+
+    Examples
+    --------
+    >>> from pyspark_ckpt.testing import CrashStep
+    >>> harness.crashAt(CrashStep.BEFORE_SEGMENT)
+    """
+
+    AFTER_BASE = "after a new base snapshot, which only an epoch with a long changelog writes"
+    BEFORE_INIT = "before init"
+    AFTER_INIT = "after init"
+    AFTER_FIRST_KEY = "after the first call with rows or, without rows, of a timer"
+    AFTER_ROWS = "after the rows"
+    AFTER_TIMERS = "after the due timers and close"
+    BEFORE_SEGMENT = "at the barrier, before the segment"
+    AFTER_SEGMENT = "at the barrier, after the segment, before the handle"
+
+
+class PlannedCrash:
+    """Raises once, at a planned step."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+        self._step: CrashStep | None = None
+
+    def plan(self, step: CrashStep) -> None:
+        """Crash when `step` is reached next; replaces an earlier plan."""
+        self._step = step
+
+    def reach(self, step: CrashStep) -> None:
+        """Note that an epoch reached a step."""
+        if step is not self._step:
+            return
+        self._step = None
+        raise CrashedError(
+            f"{self._where}: crashed {step.value}, as planned with crashAt; the harness is as "
+            "after the last epoch that ended: repeat the call to repeat the epoch"
+        )
+
+
+class _KeptRow(NamedTuple):
+    """A row of a frame of sent rows."""
+
+    frame: pd.DataFrame
+    place: int
+
+
+_numbers = count()
+
+
+_kept: dict[int, _KeptRow] = {}
+
+
+class GivenRows:
+    """Keeps the rows of parked keys by numbers; the rows themselves stay in this process.
+
+    A query keeps them in its state, in the types of its columns. Rows of a test have no types.
+    """
+
+    schema = T.StructType([T.StructField("row_of_the_test", T.LongType())])
+
+    def values(self, sent: pd.DataFrame) -> list[tuple[Any, ...]]:
+        """Return a number for each row."""
+        found = []
+        for place in range(len(sent)):
+            number = next(_numbers)
+            _kept[number] = _KeptRow(sent, place)
+            found.append((number,))
+        return found
+
+    def sent(self, rows: Sequence[tuple[Any, ...]], key_group: int) -> pd.DataFrame:  # noqa: ARG002
+        """Return rows of one key and epoch, which came in one frame."""
+        kept = [_kept[number] for (number,) in rows]
+        return kept[0].frame.take([each.place for each in kept]).reset_index(drop=True)
+
+
+class GivenParked(NamedTuple):
+    """The parked keys of a harness: the error of each stored key, and whether it got frames."""
+
+    errors: dict[bytes, str]
+    in_frames: bool | None
+
+
+def parked_of(states: ProcessorHandle, key_groups: range, where: str) -> GivenParked:
+    """Return what is known of the parked keys of a harness."""
+    parked = ParkedKeys(states, GivenRows(), key_groups, QuarantineLimits(), 0, where)
+    in_frames = None
+    for key in sorted(parked.found):
+        states.table.begin_part([key])
+        states.table.enter(0)
+        for rows in parked.kept():
+            in_frames = not is_frame_of_rows(rows.sent)
+    states.table.current.leave()
+    return GivenParked(
+        {key: parked.found[group, key].error for group, key in sorted(parked.found)}, in_frames
+    )
+
+
+class GivenReleases:
+    """What the next epoch of a harness releases."""
+
+    def __init__(self) -> None:
+        self.next: ReleasedKeys = NO_KEY
+
+    def keys(self) -> ReleasedKeys:
+        """Return the stored keys that the epoch releases."""
+        return self.next
+
+    def arm(self) -> None:
+        """Do nothing: an epoch of a harness is not repeated by itself."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from pyspark_ckpt.errors import IncompatibleStateError
 from pyspark_ckpt.formats.handle import Handle
-from pyspark_ckpt.testing.given_keys import GivenKeys, Key
+from pyspark_ckpt.testing.given_input import GivenKeys, Key
 from pyspark_ckpt.testing.harness_clock import HarnessClock
 from pyspark_ckpt.testing.harness_subtask import HarnessSubtask
 

@@ -17,7 +17,7 @@ from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
 import pyspark_ckpt as ckpt
-from pyspark_ckpt.sessions.query_records import keep_record, records_of
+from pyspark_ckpt.sessions.connect import keep_record, records_of
 from tests.connect import program as shared
 
 cloudpickle.register_pickle_by_value(shared)  # the server cannot import it

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from pyspark_ckpt.history.run_log import RecordedRuns
-from pyspark_ckpt.history.run_record import RunStarted
+from pyspark_ckpt.history.run_log import RecordedRuns, RunStarted
 from pyspark_ckpt.storage.open import LocalStorage
 from tests.connect.conftest import ROOT, RunClient
 

@@ -25,7 +25,7 @@ from pyspark_ckpt.formats.metadata import EpochContents
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
 from pyspark_ckpt.settings import Settings
 from pyspark_ckpt.spark.log import SparkLog
-from pyspark_ckpt.spark.operators import SparkOperator, StatefulOperators
+from pyspark_ckpt.spark.plan import SparkOperator, StatefulOperators
 from pyspark_ckpt.storage.open import LocalStorage, Storage
 from pyspark_ckpt.stores.base import CompletedCheckpointStore
 

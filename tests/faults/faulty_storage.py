@@ -7,8 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import BinaryIO, TypeVar
 
-from pyspark_ckpt.storage.base import Storage
-from pyspark_ckpt.storage.file_reference import FileReference
+from pyspark_ckpt.storage.base import FileReference, Storage
 
 Result = TypeVar("Result")
 

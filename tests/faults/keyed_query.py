@@ -46,7 +46,7 @@ from pyspark_ckpt.restore.spark_files import place_source_logs
 from pyspark_ckpt.savepoint.savepoint import write_savepoint
 from pyspark_ckpt.settings import Materialization, Settings
 from pyspark_ckpt.spark.log import SparkLog
-from pyspark_ckpt.spark.operators import StatefulOperators
+from pyspark_ckpt.spark.plan import StatefulOperators
 from pyspark_ckpt.storage.open import LocalStorage, Storage
 from tests.faults.epochs import SparkFiles
 from tests.faults.faulty_storage import FaultyStorage, Plan

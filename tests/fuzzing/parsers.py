@@ -19,22 +19,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pyspark_ckpt.console.data.bundle import INDEX_NAME, BundleIndex, unpack_bundle
-from pyspark_ckpt.console.data.kept_files import KEPT_FILES_NAME, KeptFiles, bundled_kept_files
 from pyspark_ckpt.console.data.places import QueryPlace
+from pyspark_ckpt.console.data.snapshots import KEPT_FILES_NAME, KeptFiles, bundled_kept_files
 from pyspark_ckpt.formats.canonical_file import decode_canonical
 from pyspark_ckpt.formats.change_file import decode_changes
-from pyspark_ckpt.formats.handle import Handle, decode_handle, encode_handle
+from pyspark_ckpt.formats.handle import Handle, decode_handle, encode_handle, read_initial_handle
 from pyspark_ckpt.formats.in_progress import InProgress, encode_in_progress, read_in_progress
-from pyspark_ckpt.formats.initial_handles import read_initial_handle
 from pyspark_ckpt.formats.layout import DRAIN_MARKER, DRAINED_COMMIT, new_snapshot_id
+from pyspark_ckpt.formats.location_files import RolledBack, read_rolled_back, write_rolled_back
 from pyspark_ckpt.formats.metadata_file import decode_metadata
 from pyspark_ckpt.formats.modes import TimeMode
 from pyspark_ckpt.formats.origin import read_origin
 from pyspark_ckpt.formats.requests import Action, Answer, Request, RequestFiles
-from pyspark_ckpt.formats.rolled_back import RolledBack, read_rolled_back, write_rolled_back
 from pyspark_ckpt.history.log import EntryKind, EntryStatus, HistoryEntry, HistoryLog
-from pyspark_ckpt.history.run_record import RunEnded, RunNote, RunStarted, decode_run_record
-from pyspark_ckpt.history.run_record import encode_run_record as encode_run
+from pyspark_ckpt.history.run_log import RunEnded, RunNote, RunStarted, decode_run_record
+from pyspark_ckpt.history.run_log import encode_run_record as encode_run
 from pyspark_ckpt.operator.capture.capture_file import (
     CapturedClock,
     CapturedColumns,
@@ -54,7 +53,7 @@ from pyspark_ckpt.restore.location.exchange import begun_exchange
 from pyspark_ckpt.restore.spark_files import _checked_entries, checked_content
 from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.spark.state_files import needed_files, operator_name, with_operator_id
-from pyspark_ckpt.storage.file_reference import FileReference
+from pyspark_ckpt.storage.base import FileReference
 from pyspark_ckpt.storage.open import LocalStorage, Storage
 from pyspark_ckpt.stores.open import read_store_note
 from pyspark_ckpt.stores.owner import check_owner

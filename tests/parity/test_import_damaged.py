@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import pyspark_ckpt as ckpt
-from pyspark_ckpt.importing.damage import check_operators
+from pyspark_ckpt.importing.stopped_query import check_operators
 from tests.by_value import pickled_by_value
 from tests.parity import importing, operations
 from tests.parity.importing import Continued

@@ -20,7 +20,7 @@ from pyspark.sql import Row, SparkSession
 from pyspark.sql.streaming import StatefulProcessor
 
 import pyspark_ckpt as ckpt
-from pyspark_ckpt.storage.request_counts import RequestCounts
+from pyspark_ckpt.storage.servers.remote import RequestCounts
 
 OUTPUT = "key string, n long, total long"
 

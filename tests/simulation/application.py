@@ -27,19 +27,19 @@ from pyspark_ckpt.formats.modes import SavepointFormat
 from pyspark_ckpt.formats.origin import read_origin
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
 from pyspark_ckpt.operator.durable.local_copy import open_local_copy
+from pyspark_ckpt.operator.durable.local_snapshots import BackgroundUploads
 from pyspark_ckpt.operator.durable.materialization import EpochStart, Materializer
 from pyspark_ckpt.operator.durable.savepoint_copy import SubtaskCopy
-from pyspark_ckpt.operator.durable.upload import BackgroundUploads
 from pyspark_ckpt.operator.run.barrier import make_segment
 from pyspark_ckpt.operator.table.writes import in_frames
 from pyspark_ckpt.restore.claim import ClaimedSource
 from pyspark_ckpt.restore.location.start_location import StartLocation
 from pyspark_ckpt.restore.plan import RestoreRequest
-from pyspark_ckpt.savepoint.attempt import SavepointAttempt
 from pyspark_ckpt.savepoint.savepoint import NewSavepoint, run_copies_here
+from pyspark_ckpt.savepoint.taker import SavepointAttempt
 from pyspark_ckpt.settings import ClaimMode
 from pyspark_ckpt.spark.log import SparkLog
-from pyspark_ckpt.spark.operators import StatefulOperators
+from pyspark_ckpt.spark.plan import StatefulOperators
 from pyspark_ckpt.storage.open import Storage, open_storage
 from pyspark_ckpt.storage.retrying import RetryingStorage
 from state_backends import StateBackendError

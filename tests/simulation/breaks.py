@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 from pyspark_ckpt.checkpoint import cleaning
 from pyspark_ckpt.formats.handle import Handle
-from pyspark_ckpt.operator.durable import local_version
+from pyspark_ckpt.operator.durable import local_copy
 from pyspark_ckpt.restore.location import start_location
 from pyspark_ckpt.storage import local
 from pyspark_ckpt.stores.directory import CompletedCheckpoints, DriverTerm
@@ -79,7 +79,7 @@ BREAKS: dict[str, list[tuple[Any, str, Any]]] = {
     "fsync-of-files": [(DiskOs, "fsync", _fsync_of(_Directory))],
     "fsync-of-directories": [(DiskOs, "fsync", _fsync_of(_File))],
     "hold": [(cleaning.CleaningHold, "cleaning", _always)],
-    "lineage": [(local_version, "_complete_version", _any_version)],
+    "lineage": [(local_copy, "_complete_version", _any_version)],
     "predecessors": [(application, "following", _without_predecessors)],
     "pending": [(cleaning, "garbage", _without_pending)],
     "half-seeded": [(start_location, "is_half_seeded", _never)],

@@ -12,7 +12,7 @@ import errno
 from typing import Any
 
 from pyspark_ckpt.storage.base import Storage
-from pyspark_ckpt.storage.request_counts import RequestCounts
+from pyspark_ckpt.storage.servers.remote import RequestCounts
 from pyspark_ckpt.storage.servers.s3 import S3Storage
 from tests.simulation.scheduler import Process, Scheduler
 

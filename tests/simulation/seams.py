@@ -21,13 +21,13 @@ from pyspark_ckpt import clock
 from pyspark_ckpt.checkpoint import cleaning, runner, time_limit
 from pyspark_ckpt.formats import canonical_file
 from pyspark_ckpt.history import listener
-from pyspark_ckpt.operator.durable import local_snapshots, upload
+from pyspark_ckpt.operator.durable import local_snapshots
 from pyspark_ckpt.restarting import rollback
 from pyspark_ckpt.restore import seeding
-from pyspark_ckpt.restore.spark_state import Seed
-from pyspark_ckpt.savepoint import attempt
+from pyspark_ckpt.restore.rescale import Seed
+from pyspark_ckpt.savepoint import taker
 from pyspark_ckpt.spark.log import SparkLog
-from pyspark_ckpt.storage import at_once, base, local, mount, retrying
+from pyspark_ckpt.storage import base, local, mount, retrying
 from pyspark_ckpt.storage import open as opening
 from pyspark_ckpt.storage.base import Storage
 from pyspark_ckpt.storage.servers import s3
@@ -123,15 +123,15 @@ def simulated(
         (runner, "threading", threads),
         (listener, "threading", threads),
         (cleaning, "threading", threads),
-        (attempt, "threading", threads),
-        (attempt, "_thread_class", lambda: threads.Thread),
+        (taker, "threading", threads),
+        (taker, "_thread_class", lambda: threads.Thread),
         (time_limit, "threading", threads),
         (time_limit, "queue", queue_of(scheduler)),
         (time_limit, "wait", wait),
         (time_limit.in_time, "__defaults__", (threads.Thread,)),
         (local_snapshots, "fcntl", file_locks_of(scheduler)),
-        (upload, "threading", threads),
-        (upload, "queue", queue_of(scheduler)),
+        (local_snapshots, "threading", threads),
+        (local_snapshots, "queue", queue_of(scheduler)),
         (retrying, "time", sleeping),
         (s3, "time", sleeping),
         (s3, "random", names),
@@ -152,6 +152,6 @@ def simulated(
         stack.enter_context(patch.dict(registry._BACKENDS, {"heap": row}))
         _everywhere(stack, clock.now_ms, lambda: scheduler.now_ms)
         _everywhere(stack, clock.monotonic_ms, lambda: scheduler.now_ms)
-        _everywhere(stack, at_once.all_of, _in_order)
+        _everywhere(stack, base.all_of, _in_order)
         _everywhere(stack, base.path_parts, lru_cache(100_000)(base.path_parts))
         yield

@@ -100,7 +100,7 @@ def test_nothing_is_pickled_but_the_copy_of_the_processor_in_memory() -> None:
         "pyspark.cloudpickle", "pyspark.serializers",
     ) == {
         # Takes a task's state from its JVM and gives it back, as PySpark's worker does.
-        "pyspark_ckpt.operator.handover.arrow_stream",
+        "pyspark_ckpt.operator.handover.worker",
         "pyspark_ckpt.operator.plan.declared",
         "pyspark_ckpt.operator.run.user_sources",  # asks which modules travel by value
     }  # fmt: skip
@@ -109,7 +109,7 @@ def test_nothing_is_pickled_but_the_copy_of_the_processor_in_memory() -> None:
 def test_nothing_is_imported_behind_the_back_of_these_tests() -> None:
     """The only exception is the user's own program, which the command ``plan`` gets."""
     assert not importers("importlib", "imp")
-    assert importers("runpy") == {"pyspark_ckpt.cli.spark_session"}
+    assert importers("runpy") == {"pyspark_ckpt.cli.spark_commands"}
     for module, path in MODULES.items():
         calls = {
             node.func.id
@@ -153,8 +153,7 @@ def test_only_spark_and_three_modules_below_it_reach_into_the_jvm() -> None:
         )
 
     assert {name for name, path in MODULES.items() if reaches(path)} == {
-        "pyspark_ckpt.operator.plan.grouping_columns",
-        "pyspark_ckpt.operator.plan.output_mode",
+        "pyspark_ckpt.operator.plan.operator",
         "pyspark_ckpt.operator.plan.streaming_row",
     }
 

@@ -16,12 +16,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pyspark_ckpt.clock import monotonic_ms
-from pyspark_ckpt.console.data.kept_files import KeptFiles, bundled_kept_files, kept_files
 from pyspark_ckpt.console.data.places import QueryPlace
 from pyspark_ckpt.console.data.queries import QuerySummary
-from pyspark_ckpt.console.data.snapshots import OperatorTable, most_skewed
+from pyspark_ckpt.console.data.snapshots import (
+    KeptFiles,
+    OperatorTable,
+    bundled_kept_files,
+    kept_files,
+    most_skewed,
+)
+from pyspark_ckpt.console.data.states import Growth, Trend, growth_of
 from pyspark_ckpt.console.data.timeline import NOTES_SHOWN
-from pyspark_ckpt.console.data.trends import Growth, Trend, growth_of
 from pyspark_ckpt.errors import CkptError
 from pyspark_ckpt.history.run_log import RecordedRuns
 

@@ -12,7 +12,7 @@ from pyspark_ckpt.operator.rescale.unify import UnifiedStates
 from pyspark_ckpt.restore.plan import RestorePlan, RestoreRequest, plan_of
 from pyspark_ckpt.restore.planned import PlannedState, StateOutcome
 from pyspark_ckpt.restore.source import RestoreSource
-from pyspark_ckpt.spark.operators import SparkOperator, StatefulOperators
+from pyspark_ckpt.spark.plan import SparkOperator, StatefulOperators
 
 _LOST = (StateOutcome.REFUSED.value, StateOutcome.DROPPED.value)
 _COUNTED = {

@@ -8,12 +8,17 @@ from dataclasses import dataclass
 from pyspark_ckpt.console.data.checkpoints import retained_checkpoints
 from pyspark_ckpt.console.data.places import QueryPlace
 from pyspark_ckpt.errors import CkptError
+from pyspark_ckpt.formats.location_files import RolledBack, read_rolled_back
 from pyspark_ckpt.formats.metadata import CheckpointMetadata, Origin
 from pyspark_ckpt.formats.origin import read_origin
-from pyspark_ckpt.formats.rolled_back import RolledBack, read_rolled_back
-from pyspark_ckpt.history.last_run import LastRun, RunState, last_run
-from pyspark_ckpt.history.run_log import RecordedRuns
-from pyspark_ckpt.history.run_record import RunNote, RunStarted
+from pyspark_ckpt.history.run_log import (
+    LastRun,
+    RecordedRuns,
+    RunNote,
+    RunStarted,
+    RunState,
+    last_run,
+)
 from pyspark_ckpt.spark.log import SparkLog
 
 _NOTES_FOR_LAG = 1

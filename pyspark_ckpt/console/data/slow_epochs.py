@@ -15,7 +15,7 @@ from pyspark_ckpt.console.data.timeline import CheckpointRow, EpochRow, Timeline
 from pyspark_ckpt.errors import CkptError
 from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
-from pyspark_ckpt.history.run_record import SlowKeyRecord
+from pyspark_ckpt.history.run_log import SlowKeyRecord
 
 _SLOW_TIMES = 2.0
 """An epoch is slow if it took so many times the median."""

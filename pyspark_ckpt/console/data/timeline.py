@@ -12,12 +12,12 @@ from pyspark_ckpt.errors import CkptError
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.formats.modes import EntryKind, EntryStatus
 from pyspark_ckpt.history.log import HistoryEntry, HistoryLog
-from pyspark_ckpt.history.run_log import RecordedRuns
-from pyspark_ckpt.history.run_record import (
+from pyspark_ckpt.history.run_log import (
     CheckpointRecord,
     EpochRecord,
     OperatorEpoch,
     OperatorRecord,
+    RecordedRuns,
     RunEnded,
     RunNote,
     RunStarted,

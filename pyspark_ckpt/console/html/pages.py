@@ -5,44 +5,47 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from pyspark_ckpt.clock import now_ms
 from pyspark_ckpt.console.data.glances import Glance
-from pyspark_ckpt.console.data.kept_files import KeptFiles
 from pyspark_ckpt.console.data.places import Places, QueryPlace, SavepointPlace
 from pyspark_ckpt.console.data.planned import plan_rows, plan_summary
 from pyspark_ckpt.console.data.queries import QueryIdentity, QuerySummary
 from pyspark_ckpt.console.data.slow_epochs import SlowEpoch, WaysBack, checkpoint_with
-from pyspark_ckpt.console.data.snapshots import COLUMN_MEANINGS, COLUMNS, SnapshotPage
-from pyspark_ckpt.console.data.states import StatePage
+from pyspark_ckpt.console.data.snapshots import COLUMN_MEANINGS, COLUMNS, KeptFiles, SnapshotPage
+from pyspark_ckpt.console.data.states import Growth, StatePage
 from pyspark_ckpt.console.data.timeline import (
     OPERATOR_PHASES,
     PHASE_MEANINGS,
+    PHASES,
     UNDIVIDED,
     Timeline,
     user_line,
 )
-from pyspark_ckpt.console.data.trends import Growth
-from pyspark_ckpt.console.html.charts import Chart, line_chart
-from pyspark_ckpt.console.html.family import family_chart
-from pyspark_ckpt.console.html.query_charts import (
-    durations_chart,
-    epochs_chart,
-    events_chart,
-    phases_shown,
-    sizes_chart,
+from pyspark_ckpt.console.html.charts import (
+    FAILED,
+    Bar,
+    Chart,
+    Span,
+    line_chart,
+    stacked_bars,
+    time_chart,
 )
-from pyspark_ckpt.console.html.rendering import bytes_text, render
+from pyspark_ckpt.console.html.family import family_chart
+from pyspark_ckpt.console.html.rendering import bytes_text, count_text, milliseconds_text, render
 from pyspark_ckpt.errors import CkptError
 from pyspark_ckpt.formats.layout import checkpoint_name
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
-from pyspark_ckpt.history.run_record import RunStarted
+from pyspark_ckpt.formats.modes import EntryKind, EntryStatus
+from pyspark_ckpt.history.run_log import RunStarted
 from pyspark_ckpt.restore.plan import RestorePlan
 
 SLOWEST_SHOWN = 12
+
+
 _SOURCES = {
     "option": "an option of the writer",
     "conf": "Spark's conf",
@@ -298,3 +301,125 @@ def files_page(site: Site, place: QueryPlace, name: str, kept: KeptFiles) -> str
 def message_page(site: Site, title: str, text: str) -> str:
     """Return a page with a text."""
     return site.page("message.html", title, text=text)
+
+
+EPOCHS_DRAWN = 120
+
+
+_CHECKPOINT_MEANINGS = {
+    "handles": "the driver reads the handles: each lists the files that hold a subtask's state",
+    "sources": "the driver reads Spark's offsets and the logs of the sources",
+    "verification": "the driver checks that all files are there",
+    "publish": "the driver writes _metadata, which makes the checkpoint complete",
+    "new": "files that the checkpoint before does not refer to",
+    "not known to be new": "the first checkpoint of a run",
+}
+
+
+_ROWS = ("epochs", "checkpoints", "savepoints", "aborted", "failures")
+
+
+def epochs_chart(timeline: Timeline) -> Chart:
+    """Return the time of epochs by phase."""
+    bars = [
+        Bar(
+            f"epoch {row.record.epoch}{', start-up' if row.is_first else ''}",
+            row.phases_ms,
+            f"#epoch-{row.record.epoch}",
+            may_be_cut=row.is_first,
+        )
+        for row in timeline.epochs[-EPOCHS_DRAWN:]
+    ]
+    chart = stacked_bars("Time of epochs by phase", bars, phases_shown(timeline), milliseconds_text)
+    return replace(chart, meanings=PHASE_MEANINGS)
+
+
+def phases_shown(timeline: Timeline) -> tuple[str, ...]:
+    """Return the phases, without what stands for operators' phases if all of these are known."""
+    is_known = all(row.has_operators for row in timeline.epochs)
+    return tuple(name for name in PHASES if name != UNDIVIDED or not is_known)
+
+
+def durations_chart(timeline: Timeline, place: QueryPlace) -> Chart:
+    """Return the time of checkpoints by phase."""
+    recorded = timeline.recorded[-EPOCHS_DRAWN:]
+    names = list(dict.fromkeys(name for each in recorded for name in each.phases_ms))
+    bars = []
+    for each in recorded:
+        rest = max(each.duration_ms - sum(each.phases_ms.values()), 0)
+        bars.append(
+            Bar(
+                f"chk-{each.checkpoint_id}",
+                {**each.phases_ms, "publish": rest},
+                _checkpoint_href(timeline, place, each.checkpoint_id),
+            )
+        )
+    title = "Time of checkpoints by phase"
+    chart = stacked_bars(title, bars, [*names, "publish"], milliseconds_text)
+    return replace(chart, meanings=_CHECKPOINT_MEANINGS)
+
+
+def sizes_chart(timeline: Timeline, place: QueryPlace) -> Chart:
+    """Return the sizes of checkpoints."""
+    bars = []
+    for each in timeline.recorded[-EPOCHS_DRAWN:]:
+        if each.new_bytes is None:  # the first of a run: what the one before had is not known
+            parts = {"not known to be new": each.size_bytes}
+        else:
+            old = max(each.size_bytes - each.new_bytes, 0)
+            parts = {"new": each.new_bytes, "in the checkpoint before": old}
+        href = _checkpoint_href(timeline, place, each.checkpoint_id)
+        bars.append(Bar(f"chk-{each.checkpoint_id}", parts, href))
+    title = "Size of checkpoints: full and incremental"
+    names = ("new", "in the checkpoint before", "not known to be new")
+    chart = stacked_bars(title, bars, names, bytes_text)
+    return replace(chart, meanings=_CHECKPOINT_MEANINGS)
+
+
+def _checkpoint_href(timeline: Timeline, place: QueryPlace, number: int) -> str | None:
+    """Return the link of a checkpoint that is still retained."""
+    retained = {row.number for row in timeline.retained}
+    return f"/q/{place.key}/chk/{number}/" if number in retained else None
+
+
+def events_chart(timeline: Timeline, place: QueryPlace) -> Chart:
+    """Return what happened when, with failures."""
+    epochs = timeline.epochs[-EPOCHS_DRAWN:]
+    spans = [
+        Span(
+            "epochs", row.record.began_at_ms, row.record.duration_ms, "c0",
+            f"epoch {row.record.epoch}: {milliseconds_text(row.record.duration_ms)}, "
+            f"{count_text(row.record.rows)} rows",
+            f"#epoch-{row.record.epoch}",
+        )
+        for row in epochs
+    ]  # fmt: skip
+    first_ms = min((span.began_ms for span in spans), default=0)
+    spans += [
+        Span(
+            "checkpoints", each.triggered_at_ms, each.duration_ms, "c2",
+            f"chk-{each.checkpoint_id} of epoch {each.epoch}: "
+            f"{milliseconds_text(each.duration_ms)}",
+            _checkpoint_href(timeline, place, each.checkpoint_id),
+        )
+        for each in timeline.recorded
+        if each.triggered_at_ms >= first_ms
+    ]  # fmt: skip
+    for entry in timeline.events:
+        if entry.triggered_at_ms is None or entry.triggered_at_ms < first_ms:
+            continue
+        is_aborted = entry.status is EntryStatus.ABORTED
+        if is_aborted or entry.kind in (EntryKind.SAVEPOINT, EntryKind.RESTART):
+            spans.append(
+                Span(
+                    "aborted" if is_aborted else "savepoints", entry.triggered_at_ms,
+                    entry.duration_ms or 0, FAILED if is_aborted else "taken",
+                    f"{entry.kind} {entry.status}, epoch {entry.epoch}: {entry.reason or ''}",
+                )
+            )  # fmt: skip
+    spans += [
+        Span("failures", each.at_ms, 0, FAILED, f"{each.what}: {each.reason[:200]}", "#failures")
+        for each in timeline.failures
+        if each.is_of_run and each.at_ms is not None and each.at_ms >= first_ms
+    ]
+    return time_chart("What happened when", _ROWS, spans)

@@ -11,7 +11,7 @@ import pyarrow as pa
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from pyspark_ckpt.editing.stored_times import BEYOND, written_beyond_ms
+from pyspark_ckpt.editing.typed_frames import BEYOND, written_beyond_ms
 from pyspark_ckpt.errors import StateValueError
 from pyspark_ckpt.formats.handle import StateDescriptor, TtlDescriptor
 from pyspark_ckpt.operator.state.kinds import Entries, kind_of

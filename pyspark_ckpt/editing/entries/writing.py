@@ -15,9 +15,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pyspark_ckpt.editing.entries.blocks import entries_by_range
+from pyspark_ckpt.editing.entries.blocks import entries_by_range, in_order
 from pyspark_ckpt.editing.entries.encoding import POSITION_BYTES
-from pyspark_ckpt.editing.entries.sorted_entries import in_order
 from pyspark_ckpt.errors import StateValueError
 from pyspark_ckpt.formats.canonical_file import ArrowEntries, encode_canonical
 from pyspark_ckpt.formats.handle import (

@@ -34,7 +34,7 @@ import msgspec
 from pyspark_ckpt.errors import CorruptFileError
 from pyspark_ckpt.formats.handle import Handle, StateDescriptor
 from pyspark_ckpt.formats.modes import TimeMode
-from pyspark_ckpt.storage.corrupt_file import corrupt_file
+from pyspark_ckpt.storage.base import corrupt_file
 
 CAPTURE_FORMAT_VERSION = 1
 MAGIC = b"CKPTCAP1"

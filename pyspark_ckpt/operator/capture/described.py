@@ -11,8 +11,7 @@ from pyspark_ckpt.errors import CorruptFileError
 from pyspark_ckpt.operator.capture.capture_file import CapturedColumns, CapturedProgram
 from pyspark_ckpt.operator.modes.arrow import ArrowInput
 from pyspark_ckpt.operator.modes.batches import BatchInput
-from pyspark_ckpt.operator.modes.frame_limits import FrameLimits
-from pyspark_ckpt.operator.modes.pandas import PandasInput
+from pyspark_ckpt.operator.modes.pandas import FrameLimits, PandasInput
 from pyspark_ckpt.operator.modes.rows import RowsInput
 from pyspark_ckpt.operator.rows.input import InputColumns
 from pyspark_ckpt.operator.rows.mode import InputMode

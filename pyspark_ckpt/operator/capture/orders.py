@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
 
 import msgspec
 
 from pyspark_ckpt.clock import now_ms
 from pyspark_ckpt.errors import CorruptFileError
 from pyspark_ckpt.formats.layout import CAPTURES, CaptureName, capture_name
+from pyspark_ckpt.operator.capture.capture_file import CapturedEpoch
 from pyspark_ckpt.operator.descriptor import CaptureOrder
-from pyspark_ckpt.storage.base import Storage
-from pyspark_ckpt.storage.corrupt_file import JSON_ERRORS
+from pyspark_ckpt.storage.base import JSON_ERRORS, Storage
 
 MAX_BYTES = 1 << 20
+
+
 _REQUEST = re.compile(r"[0-9]{15}-[0-9a-f]{16}\.request\.json")
 
 
@@ -99,3 +102,34 @@ class CaptureFiles:
 def _has(order: CaptureOrder, other: CaptureOrder) -> bool:
     is_within = order.first <= other.first and other.last <= order.last
     return is_within and order.uid in (None, other.uid)
+
+
+Place = TypeVar("Place")
+
+
+def newest_captures(captures: Mapping[Place, CapturedEpoch]) -> list[Place]:
+    """Return where the captures are that count.
+
+    An epoch that ran again, after a crash or a rollback, may have had its rows in other subtasks
+    than before. So what an earlier run left of it does not count, also not for subtasks of which
+    the newest run has no capture. The newest run that ran a committed epoch is the one that
+    committed it. Of a subtask the newest attempt of that run counts.
+
+    `captures` must have the captures of all operators.
+    """
+    runs: dict[int, tuple[int, int, str]] = {}
+    for each in captures.values():
+        runs[each.epoch] = max(_run(each), runs.get(each.epoch, _run(each)))
+    newest: dict[tuple[str, int, int], Place] = {}
+    for place, each in captures.items():
+        if _run(each) != runs[each.epoch]:
+            continue
+        subtask = each.uid, each.subtask, each.epoch
+        known = newest.setdefault(subtask, place)
+        if captures[known].written_at_ms < each.written_at_ms:
+            newest[subtask] = place
+    return list(newest.values())
+
+
+def _run(epoch: CapturedEpoch) -> tuple[int, int, str]:
+    return epoch.timeline, epoch.run_started_ms, epoch.run

@@ -31,19 +31,19 @@ from pyspark_ckpt.operator.capture.recording import (
     SeenInput,
     in_arrow,
     in_changes,
+    stored_entries,
 )
-from pyspark_ckpt.operator.capture.touched import stored_entries
 from pyspark_ckpt.operator.descriptor import Runtime
 from pyspark_ckpt.operator.quarantine.quarantine import Releases
 from pyspark_ckpt.operator.quarantine.releases import EVERY_KEY, ReleasedKeys
 from pyspark_ckpt.operator.rows.keyed import keyed_rows
 from pyspark_ckpt.operator.rows.mode import InputMode
 from pyspark_ckpt.operator.rows.sent_rows import SentRows
-from pyspark_ckpt.operator.table.part_keys import StoredKey
+from pyspark_ckpt.operator.table.keys import StoredKey
 from pyspark_ckpt.operator.table.table import StateTable
 from pyspark_ckpt.operator.table.writes import EpochWrites
+from pyspark_ckpt.operator.task_failure import origin_of
 from pyspark_ckpt.operator.time import EpochClock
-from pyspark_ckpt.operator.user_frames import origin_of
 from pyspark_ckpt.storage.base import WorkerStorage
 from state_backends import StateBackend
 

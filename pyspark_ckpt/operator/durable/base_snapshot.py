@@ -24,9 +24,7 @@ from pyspark_ckpt.formats.handle import (
 )
 from pyspark_ckpt.formats.layout import base_path
 from pyspark_ckpt.operator.table.writes import frames_of
-from pyspark_ckpt.storage.base import WorkerStorage
-from pyspark_ckpt.storage.chunks import CHUNK_BYTES, sha256_of
-from pyspark_ckpt.storage.file_reference import FileReference
+from pyspark_ckpt.storage.base import CHUNK_BYTES, FileReference, WorkerStorage, sha256_of
 from state_backends import (
     BackendCorruptError,
     Changes,

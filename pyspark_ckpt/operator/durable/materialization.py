@@ -18,9 +18,9 @@ from pyspark_ckpt.formats.handle import Handle, PendingSnapshot, Segment
 from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.operator.durable.base_snapshot import make_base
 from pyspark_ckpt.operator.durable.local_copy import LocalCopy
-from pyspark_ckpt.operator.durable.local_snapshots import LocalSnapshot
-from pyspark_ckpt.operator.durable.upload import (
+from pyspark_ckpt.operator.durable.local_snapshots import (
     DAMAGED,
+    LocalSnapshot,
     background_uploads,
     outlives_tasks,
     upload,

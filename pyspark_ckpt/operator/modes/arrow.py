@@ -20,9 +20,8 @@ from pyspark_ckpt.operator.rows.keyed import Key, keyed_rows, user_keys
 from pyspark_ckpt.operator.rows.mode import InputMode, RowForm
 from pyspark_ckpt.operator.rows.output import CHUNK_ROWS, OutputRows
 from pyspark_ckpt.operator.rows.sent_rows import SentRows
-from pyspark_ckpt.operator.table.key_positions import KEY_POSITION
-from pyspark_ckpt.operator.table.part_keys import PartKeys
-from pyspark_ckpt.operator.user_frames import shown
+from pyspark_ckpt.operator.table.keys import KEY_POSITION, PartKeys
+from pyspark_ckpt.operator.task_failure import shown
 from pyspark_ckpt.operator.values.arrow_forms import sent_column, whole
 from pyspark_ckpt.operator.values.sent_columns import first_bad_text
 

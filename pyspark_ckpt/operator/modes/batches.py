@@ -16,7 +16,7 @@ from pyspark_ckpt.operator.rows.input import InputColumns
 from pyspark_ckpt.operator.rows.mode import RowForm
 from pyspark_ckpt.operator.rows.output import OutputRows
 from pyspark_ckpt.operator.rows.sent_rows import SentRows
-from pyspark_ckpt.operator.table.part_keys import PartKeys
+from pyspark_ckpt.operator.table.keys import PartKeys
 
 
 class BatchProcessor(StatefulProcessor):

@@ -9,7 +9,9 @@ All are copied, because a processor may change a frame after it has yielded it.
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 from typing import Any
@@ -21,26 +23,34 @@ from pyspark.sql import types as T
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, TimerValues
 
 from pyspark_ckpt.errors import StateValueError
-from pyspark_ckpt.operator.modes.frame_limits import FrameLimits
 from pyspark_ckpt.operator.modes.kept_values import kept_column, may_change
 from pyspark_ckpt.operator.rows.input import InputColumns
 from pyspark_ckpt.operator.rows.keyed import Key, keyed_rows, user_keys
 from pyspark_ckpt.operator.rows.mode import RowForm
 from pyspark_ckpt.operator.rows.output import CHUNK_ROWS, OutputRows
 from pyspark_ckpt.operator.rows.sent_rows import SentRows
-from pyspark_ckpt.operator.table.part_keys import StoredKey
+from pyspark_ckpt.operator.table.keys import StoredKey
 from pyspark_ckpt.operator.values.arrow_forms import whole
 from pyspark_ckpt.operator.values.pandas import yielded_values
 from pyspark_ckpt.operator.values.time_zones import zone_of
 from pyspark_ckpt.operator.values.wire_form import holds
+from pyspark_ckpt.settings.values import size_bytes
 
 _INTEGERS = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
+
+
 _FLOATS = (T.FloatType, T.DoubleType)
 
+
 _Numbers = np.ndarray[Any, Any]
+
+
 """The values of a frame that holds nothing but numbers: rows by columns."""
 
+
 _Columns = list[Any]
+
+
 """The columns of any other frame: an array of NumPy or pandas for each."""
 
 
@@ -322,3 +332,40 @@ class FrameIndexes:
         if found is None or found.name is not None:
             found = self._by_rows[rows] = pd.RangeIndex(rows)
         return found
+
+
+_ROWS_KEY = "spark.sql.execution.arrow.maxRecordsPerBatch"
+
+
+_BYTES_KEY = "spark.sql.execution.arrow.maxBytesPerBatch"
+
+
+_NO_BYTES = 2**31 - 1
+
+
+"""Spark's default, which means that there is no limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class FrameLimits:
+    """Limits of one frame; the defaults are Spark's.
+
+    If `rows` is 0 or less, the number of rows has no limit. A frame ends with the row that reaches
+    `size_bytes`, where each row counts as large as the rows of the part are on average.
+    """
+
+    rows: int = 10_000
+    size_bytes: int = _NO_BYTES
+
+    @classmethod
+    def of_session(cls, get: Callable[[str, str], Any]) -> FrameLimits:
+        """Return the limits that a session's conf sets."""
+        return cls(int(get(_ROWS_KEY, "10000")), size_bytes(get(_BYTES_KEY, str(_NO_BYTES))))
+
+    def rows_of_frames(self, rows: int, size_bytes: Callable[[], int]) -> int:
+        """Return how many of a part's rows make one frame."""
+        most = self.rows if self.rows > 0 else rows
+        if self.size_bytes >= _NO_BYTES or not rows:
+            return max(most, 1)
+        row_bytes: float = max(size_bytes() / rows, 1)
+        return max(min(most, math.ceil(self.size_bytes / row_bytes)), 1)

@@ -18,11 +18,10 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark_ckpt.errors import CkptError, PlanError, ProcessorError, StateUseError
 from pyspark_ckpt.formats.handle import StateDescriptor
 from pyspark_ckpt.formats.modes import TimeMode
-from pyspark_ckpt.operator.state.handle import ProcessorHandle
-from pyspark_ckpt.operator.state.registry import as_state_schema
+from pyspark_ckpt.operator.state.handle import ProcessorHandle, as_state_schema
 from pyspark_ckpt.operator.table.table import StateTable
+from pyspark_ckpt.operator.task_failure import shortened, user_frames
 from pyspark_ckpt.operator.time import EpochClock
-from pyspark_ckpt.operator.user_frames import shortened, user_frames
 from state_backends import Changes, StateBackend
 
 

@@ -1,21 +1,29 @@
-"""An operator in Spark's plan: checked arguments, input with tokens, function, output columns."""
+"""An operator in Spark's plan: checked arguments, input, function, output, watermark.
+
+Spark works out each stateful operator's watermark from its inputs, and gives none to what follows
+``applyInPandasWithState``. It takes the least of the watermarks that the inputs of a union have. So
+the output is united with one row of a relation that has the query's watermark, and the row is
+dropped again. Its time lies in the far future, so that it never holds the query's watermark back.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from pyspark.sql import DataFrame
+from pyspark.errors import AnalysisException
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.state import GroupStateTimeout
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
-from pyspark_ckpt.errors import PlanError
+from pyspark_ckpt.errors import NotBuiltYetError, PlanError
 from pyspark_ckpt.formats.modes import TimeMode
+from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.migration import Migration
 from pyspark_ckpt.operator.descriptor import (
     DEFAULT_UID,
@@ -26,19 +34,16 @@ from pyspark_ckpt.operator.descriptor import (
     encode_descriptor,
     processor_name,
 )
-from pyspark_ckpt.operator.handover.arrow_stream import STATE_SCHEMA
+from pyspark_ckpt.operator.handover.worker import STATE_SCHEMA
 from pyspark_ckpt.operator.modes.arrow import ArrowInput
 from pyspark_ckpt.operator.modes.batches import BatchInput
-from pyspark_ckpt.operator.modes.frame_limits import FrameLimits
-from pyspark_ckpt.operator.modes.pandas import PandasInput
+from pyspark_ckpt.operator.modes.pandas import FrameLimits, PandasInput
 from pyspark_ckpt.operator.modes.rows import RowsInput
 from pyspark_ckpt.operator.plan.declared import declare_states, parse_schema
 from pyspark_ckpt.operator.plan.initial_state import InitialState, remember_initial_state
-from pyspark_ckpt.operator.plan.output_mode import in_any_mode
-from pyspark_ckpt.operator.plan.passed_watermark import carrier_row, with_passed_watermark
-from pyspark_ckpt.operator.plan.streaming_row import has_streaming_row, streaming_row
+from pyspark_ckpt.operator.plan.streaming_row import has_streaming_row, in_any_mode, streaming_row
 from pyspark_ckpt.operator.rows.input import KEY_GROUP, TOKEN, InputColumns
-from pyspark_ckpt.operator.rows.key_groups import subtask_tokens
+from pyspark_ckpt.operator.rows.keys import subtask_tokens
 from pyspark_ckpt.operator.rows.mode import InputMode
 from pyspark_ckpt.operator.rows.output import OutputRows
 from pyspark_ckpt.operator.rows.parked import ParkedRows
@@ -48,6 +53,9 @@ from pyspark_ckpt.operator.run.subtask import SubtaskFunction
 from pyspark_ckpt.operator.run.user_sources import UserSources
 from pyspark_ckpt.operator.run.wake_rows import WakeRows
 from pyspark_ckpt.operator.run.without_query import BatchFunction
+from pyspark_ckpt.operator.time import NEVER_LATE
+from pyspark_ckpt.sessions.connect_plan import column_name
+from pyspark_ckpt.sessions.kind import is_connect
 from pyspark_ckpt.settings import read_settings
 
 
@@ -59,6 +67,8 @@ class OutputMode(str, Enum):
 
 
 _OUTPUT_MODES = {mode.value: mode for mode in OutputMode}
+
+
 _TIME_MODES = {mode.value.lower(): mode for mode in TimeMode}
 
 
@@ -147,7 +157,10 @@ def _check_event_time(schema: T.StructType, column: str, uid: str) -> None:
 
 
 DESCRIPTOR_METADATA = "pyspark_ckpt.operator"
+
+
 """Key of the operator's descriptor in the metadata of the token column."""
+
 
 TIMEOUTS = {
     TimeMode.NONE: GroupStateTimeout.NoTimeout,
@@ -155,8 +168,12 @@ TIMEOUTS = {
     TimeMode.EVENT_TIME: GroupStateTimeout.EventTimeTimeout,
 }
 
+
 _MEMORY_LIMIT = "spark.ckpt.execution.memory-limit"
+
+
 _COERCION = "spark.sql.execution.pythonUDF.pandas.intToDecimalCoercionEnabled"
+
 
 MakeInputMode = type[RowsInput] | type[PandasInput] | type[BatchInput] | type[ArrowInput]
 
@@ -393,3 +410,138 @@ def _named(function: SubtaskFunction, uid: str) -> Any:
 
     operator.__name__ = uid
     return operator
+
+
+DERIVED_KEY = "__ckpt_key_"
+
+
+"""Begins the name of a column that holds the value of a key expression."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupingColumns:
+    """A DataFrame that has a column for each part of the key.
+
+    `df` has the user's columns first, and then one column for each key expression. `derived` has
+    the names that the user sees for the columns of key expressions, as ``groupBy`` gives them.
+    """
+
+    df: DataFrame
+    names: tuple[str, ...]
+    derived: dict[str, str] = field(default_factory=dict)
+
+
+def grouping_columns(df: DataFrame, columns: tuple[str | Column, ...]) -> GroupingColumns:
+    """Return the key columns of a DataFrame."""
+    if not columns:
+        raise PlanError("key_by needs at least one key column")
+    duplicated = {name for name in df.columns if df.columns.count(name) > 1}
+    if duplicated:
+        raise PlanError(f"columns {sorted(duplicated)} appear more than once: rename them first")
+    shown = [_plain_name(df, column) or _derived_name(df, column) for column in columns]
+    if len(set(shown)) != len(shown):
+        raise PlanError(f"key_by got a column twice: {shown}")
+    keyed, names, derived = df, [], {}
+    for number, (column, name) in enumerate(zip(columns, shown, strict=True)):
+        if _plain_name(df, column) is not None:
+            names.append(name)
+            continue
+        names.append(f"{DERIVED_KEY}{number}")
+        derived[names[-1]] = name
+        value = F.col(column) if isinstance(column, str) else column
+        # A window of event time would bring its watermark along, and be a second event time.
+        keyed = keyed.select("*", value.alias(names[-1], metadata={}))
+    return GroupingColumns(keyed, tuple(names), derived)
+
+
+def _plain_name(df: DataFrame, column: str | Column) -> str | None:
+    """Return the name of a column of the DataFrame as it is, ``None`` for anything else."""
+    if isinstance(column, str) and column in df.columns:
+        return column
+    if is_connect(df):
+        name = column_name(column)
+        return name if name in df.columns else None
+    try:
+        selected = df.select(column)
+    except AnalysisException:
+        return None  # `_derived_name` raises an error with the reason
+    if len(selected.columns) != 1:
+        return None
+    wanted = _analyzed(selected).output().head().exprId()
+    own = _analyzed(df).output()
+    # By its id: the selected one has the name as the user wrote it, in capitals or not.
+    return next(
+        (name for place, name in enumerate(df.columns) if own.apply(place).exprId().equals(wanted)),
+        None,
+    )
+
+
+def _analyzed(df: DataFrame) -> Any:
+    return df._jdf.queryExecution().analyzed()  # noqa: SLF001
+
+
+def _derived_name(df: DataFrame, column: str | Column) -> str:
+    """Return the name that ``groupBy`` gives to a key expression."""
+    text = column if isinstance(column, str) else str(column)
+    try:
+        *names, _ = df.groupBy(column).count().columns
+    except AnalysisException as exc:
+        reason = str(exc).splitlines()[0]
+        raise PlanError(
+            f"key column {text!r} cannot be computed from the stream, which has {df.columns}: "
+            f"{reason}"
+        ) from exc
+    if len(names) != 1:
+        raise PlanError(f"key column {text!r} is {len(names)} columns: name each of them")
+    return str(names[0])
+
+
+POLICY = "spark.sql.streaming.multipleWatermarkPolicy"
+
+
+MIN = "min"
+
+
+_TIME = "__ckpt_passed"
+
+
+_IS_OUTPUT = "__ckpt_is_output"
+
+
+_TRUE = True
+
+
+logger = library_logger(__name__)
+
+
+def carrier_row(df: DataFrame) -> DataFrame | None:
+    """Return the row that carries the watermark past an operator over a stream.
+
+    ``None`` where Spark cannot have one: with the policy ``max``, by which a time in the far future
+    would be the query's watermark; or in a version of Spark whose relations are others.
+    """
+    spark = df.sparkSession
+    if not df.isStreaming or str(spark.conf.get(POLICY, MIN)).lower() != MIN:
+        return None
+    try:
+        return streaming_row(spark)
+    except NotBuiltYetError as exc:
+        logger.warning("no operator in event time can follow this library's operator: %s", exc)
+        return None
+
+
+def with_passed_watermark(output: DataFrame, row: DataFrame) -> DataFrame:
+    """Return an operator's output with the query's watermark, which `row` carries."""
+    time = F.timestamp_micros(F.lit(NEVER_LATE)).alias(_TIME)
+    timed = row.select(time).withWatermark(_TIME, "0 seconds")
+    # Spark must not see what the row holds, or it would drop it early: with this filter, or with
+    # one of the user's that no null passes. The number of a partition it cannot know.
+    number = F.spark_partition_id()
+    first = number % 1 + 1
+    empty = [
+        F.element_at(F.array(F.lit(None).cast(field.dataType)), first).alias(field.name)
+        for field in output.schema
+    ]
+    carrier = timed.select(*empty, (number < 0).alias(_IS_OUTPUT))
+    both = output.select("*", F.lit(_TRUE).alias(_IS_OUTPUT)).union(carrier)
+    return both.where(F.col(_IS_OUTPUT)).select(*output.columns)

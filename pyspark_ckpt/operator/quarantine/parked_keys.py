@@ -20,12 +20,12 @@ from pyspark_ckpt.formats.handle import StateDescriptor
 from pyspark_ckpt.operator.descriptor import QuarantineLimits
 from pyspark_ckpt.operator.rows.parked import RowKeeping
 from pyspark_ckpt.operator.schema.report import LIBRARY_PREFIX, ROWS_STATE
+from pyspark_ckpt.operator.state.handle import ProcessorHandle
 from pyspark_ckpt.operator.state.kinds import StateKind
 from pyspark_ckpt.operator.state.list import ListState
-from pyspark_ckpt.operator.state.registry import StateRegistry
 from pyspark_ckpt.operator.state.value import ValueState
 from pyspark_ckpt.operator.table.catalog import codec_of
-from pyspark_ckpt.operator.table.part_keys import StoredKey
+from pyspark_ckpt.operator.table.keys import StoredKey
 from pyspark_ckpt.operator.table.stored_keys import encode_key_group
 from pyspark_ckpt.operator.values.codec import TupleCodec
 
@@ -85,7 +85,7 @@ class ParkedKeys:
 
     def __init__(
         self,
-        states: StateRegistry,
+        states: ProcessorHandle,
         keeping: RowKeeping | None,
         key_groups: Iterable[int],
         limits: QuarantineLimits,

@@ -14,7 +14,7 @@ from pyspark_ckpt.operator.quarantine.releases import ReleasedKeys
 from pyspark_ckpt.operator.rows.mode import Output
 from pyspark_ckpt.operator.rows.parked import RowKeeping
 from pyspark_ckpt.operator.state.handle import ProcessorHandle
-from pyspark_ckpt.operator.table.part_keys import StoredKey
+from pyspark_ckpt.operator.table.keys import StoredKey
 from state_backends import StateBackendError
 
 logger = library_logger(__name__)

@@ -1,4 +1,4 @@
-"""Releases of parked keys: requests, and what each epoch decided, as files.
+"""Releases of quarantined keys: requests, and what each epoch decided, as files.
 
 ::
 
@@ -22,31 +22,49 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Annotated, Any, Literal, Protocol
 
 import msgspec
 
 from pyspark_ckpt.clock import now_ms
-from pyspark_ckpt.errors import CorruptFileError, StateValueError
+from pyspark_ckpt.errors import CorruptFileError, PlanError, StateValueError
 from pyspark_ckpt.formats.layout import RELEASES
 from pyspark_ckpt.log_fields import library_logger
-from pyspark_ckpt.storage.base import Storage
-from pyspark_ckpt.storage.corrupt_file import JSON_ERRORS
+from pyspark_ckpt.operator.descriptor import OnError, OperatorDescriptor, Runtime
+from pyspark_ckpt.operator.rows.keys import KeyPlaces
+from pyspark_ckpt.operator.table.catalog import struct_type
+from pyspark_ckpt.storage.base import JSON_ERRORS, Storage
+from pyspark_ckpt.storage.open import open_storage
 
 logger = library_logger(__name__)
 
+
 _ARMED = f"{RELEASES}/armed"
+
+
 _REQUEST = re.compile(r"[0-9]{15}-[0-9a-f]{16}\.request\.json")
+
+
 _EPOCH = re.compile(r"epoch-([0-9]{1,9})-([0-9]{1,18})\.json")
 
+
 _HEXADECIMAL = msgspec.Meta(pattern="^([0-9a-f]{2})*$")
+
+
 MAX_BYTES = 4 << 20
+
+
 """Of a request. A decision takes so many bytes of requests, and at least one request."""
 
+
 BEFORE_ALL = -1
+
+
 KEPT = 50
+
+
 """How many decisions stay, for epochs that are repeated."""
 
 
@@ -104,6 +122,8 @@ class _EveryKey:
 
 
 EVERY_KEY = _EveryKey()
+
+
 NO_KEY: ReleasedKeys = frozenset()
 
 
@@ -254,3 +274,73 @@ def _place(name: str) -> tuple[int, int]:
     match = _EPOCH.fullmatch(name)
     assert match is not None
     return int(match[1]), int(match[2])
+
+
+def release_files(runtime: Runtime) -> ReleaseFiles:
+    """Return the releases of the query that a task belongs to."""
+    storage = open_storage(runtime.checkpoints_directory)
+    if runtime.query_subdirectory:
+        storage = storage.child(runtime.query_id)
+    return ReleaseFiles(storage, len(runtime.rolled_back))
+
+
+class ReleasesOfEpoch:
+    """What an epoch releases of an operator; reads a file only when it is asked."""
+
+    def __init__(self, runtime: Runtime, uid: str, epoch: int) -> None:
+        self._files: Callable[[], ReleaseFiles] = lambda: release_files(runtime)
+        self._uid = uid
+        self._epoch = epoch
+
+    def keys(self) -> ReleasedKeys:
+        """Return the keys that the epoch releases, as the task that woke the subtask decided."""
+        decision = self._files().decided(self._epoch)
+        return NO_KEY if decision is None else decision.releases_of(self._uid)
+
+    def arm(self) -> None:
+        """Have later epochs decide what they release."""
+        self._files().arm(self._epoch)
+
+
+class _NoReleases:
+    """What an epoch without a query releases: no key."""
+
+    def keys(self) -> ReleasedKeys:
+        """Return no key."""
+        return NO_KEY
+
+    def arm(self) -> None:
+        """Do nothing."""
+
+
+NO_RELEASES = _NoReleases()
+
+
+def request_release(
+    storage: Storage,
+    operators: Sequence[OperatorDescriptor],
+    uid: str,
+    keys: Iterable[Any] | None,
+) -> str:
+    """Write a request to release keys of an operator; it is durable on return.
+
+    `keys` are values of a single key column, or tuples of values; ``None`` stands for all parked
+    keys.
+    """
+    if isinstance(keys, str | bytes):  # its characters would be taken for keys
+        raise PlanError(
+            f"operator {uid!r}: the keys to release are {keys!r}, which is one key: give a list"
+        )
+    parking = {each.uid: each for each in operators if each.on_error is OnError.QUARANTINE}
+    operator = parking.get(uid)
+    if operator is None:
+        raise PlanError(
+            f"the query has no operator {uid!r} with onError='quarantine': it has "
+            f"{', '.join(map(repr, parking)) or 'none'}"
+        )
+    stored = None
+    if keys is not None:
+        places = KeyPlaces(struct_type(operator.key_schema), operator.max_parallelism)
+        given = (key if isinstance(key, tuple) else (key,) for key in keys)
+        stored = tuple(places.place(key)[1].hex() for key in given)
+    return ReleaseFiles(storage).request(Release(uid=uid, keys=stored))

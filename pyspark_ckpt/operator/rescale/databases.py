@@ -9,9 +9,11 @@ New subtasks that keep the same files share them until their databases merge the
 
 from __future__ import annotations
 
+import heapq
 import tempfile
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -32,36 +34,43 @@ from pyspark_ckpt.formats.handle import (
 from pyspark_ckpt.formats.layout import new_snapshot_id, snapshot_path
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
 from pyspark_ckpt.operator.durable.base_snapshot import fetch_files, open_fetched
-from pyspark_ckpt.operator.durable.local_copy import executor_local_root
-from pyspark_ckpt.operator.durable.local_version import segment_changes
+from pyspark_ckpt.operator.durable.local_copy import executor_local_root, segment_changes
 from pyspark_ckpt.operator.durable.merged_state import merged_state
-from pyspark_ckpt.operator.rescale.entries import earliest_timer_ms
-from pyspark_ckpt.operator.rescale.ranges import (
-    StateOfNoKeyError,
-    StateRange,
-    in_key_order,
-    key_group_of_timer,
-)
+from pyspark_ckpt.operator.rescale.entries import Entry, earliest_timer_ms
 from pyspark_ckpt.operator.rescale.tasks import timeout_before, write_subtask
 from pyspark_ckpt.operator.rescale.unify import UnifiedStates
-from pyspark_ckpt.operator.rows.key_groups import key_groups_of
+from pyspark_ckpt.operator.rows.keys import key_groups_of
 from pyspark_ckpt.operator.table.stored_keys import (
+    KEY_GROUP_BYTES,
     OPERATOR_STATE,
+    TIME_BYTES,
     TIME_INDEX,
     encode_key_group,
 )
 from pyspark_ckpt.operator.table.writes import EpochWrites
 from pyspark_ckpt.operator.task_failure import marks_errors
-from pyspark_ckpt.storage.chunks import chunks_of
+from pyspark_ckpt.storage.base import chunks_of
 from pyspark_ckpt.storage.open import Storage, open_storage
-from state_backends import BackendCorruptError, SnapshotFormat, StateBackend, find_snapshot_format
+from state_backends import (
+    BackendCorruptError,
+    Changes,
+    SnapshotFormat,
+    StateBackend,
+    find_snapshot_format,
+)
 
 DIVIDED_SCHEMA = "handle binary"
 
+
 _MEMORY_BYTES = 16 << 20
+
+
 """Memory for the timers that are deleted; more go to disk."""
 
+
 _MOST_READS = 4
+
+
 """Above so many reads of one old subtask's entries, a shuffle is faster, which reads them once."""
 
 
@@ -340,3 +349,87 @@ def _delete_timers(backend: StateBackend, groups: range, version: str, scratch: 
 
 def _keys(backend: StateBackend, prefix: bytes) -> Iterator[bytes]:
     return (key for key, _ in backend.scan(prefix))
+
+
+_GROUP_START = len(TIME_INDEX) + TIME_BYTES
+
+
+_GROUP_END = _GROUP_START + KEY_GROUP_BYTES
+
+
+class StateOfNoKeyError(Exception):
+    """A subtask has operator list, broadcast or raw state, which belongs to no key."""
+
+
+def key_group_of_timer(stored_key: bytes) -> int:
+    """Return the key group of a timer in the order of time."""
+    return int.from_bytes(stored_key[_GROUP_START:_GROUP_END], "big")
+
+
+class StateRange:
+    """The part of an old subtask's state that belongs to some key groups.
+
+    `state` yields all entries of the old subtask in key order, without deletes.
+    """
+
+    def __init__(self, state: Generator[Changes, None, None], groups: range) -> None:
+        self._state = state
+        self._groups = groups
+        self._start, self._stop = encode_key_group(groups.start), encode_key_group(groups.stop)
+        self._held: Changes | None = None
+
+    def keyed(self) -> Iterator[Changes]:
+        """Yield the entries that begin with one of the key groups; is called first."""
+        for part in self._state:
+            end = bisect_left(part.keys, TIME_INDEX)
+            start = bisect_left(part.keys, self._start, 0, end)
+            stop = bisect_left(part.keys, self._stop, start, end)
+            if start < stop:
+                yield _slice(part, start, stop)
+            if end < len(part):
+                self._held = _slice(part, end, len(part))
+                return
+
+    def timers(self) -> Iterator[Changes]:
+        """Yield the timers of the key groups in the order of time; is called after :meth:`keyed`.
+
+        StateOfNoKeyError is raised if there is state that belongs to no key.
+        """
+        while (part := self._held) is not None:
+            if part.keys[-1] >= OPERATOR_STATE:
+                raise StateOfNoKeyError
+            chosen = [
+                place
+                for place, key in enumerate(part.keys)
+                if key_group_of_timer(key) in self._groups
+            ]
+            if chosen:
+                yield Changes(
+                    [part.keys[place] for place in chosen], [part.values[place] for place in chosen]
+                )
+            self._held = next(self._state, None)
+
+    def close(self) -> None:
+        """Release the files that are read."""
+        self._state.close()
+
+
+def in_key_order(ranges: Sequence[StateRange]) -> Iterator[Entry]:
+    """Yield the entries of ranges whose key groups follow each other, in the order of their keys.
+
+    StateOfNoKeyError is raised if there is state that belongs to no key.
+    """
+    for each in ranges:
+        yield from _entries(each.keyed())
+    yield from heapq.merge(*[_entries(each.timers()) for each in ranges])
+
+
+def _entries(parts: Iterator[Changes]) -> Iterator[Entry]:
+    for part in parts:
+        for key, value in zip(part.keys, part.values, strict=True):
+            assert value is not None  # deletes are merged away
+            yield key, value
+
+
+def _slice(part: Changes, start: int, stop: int) -> Changes:
+    return Changes(part.keys[start:stop], part.values[start:stop])

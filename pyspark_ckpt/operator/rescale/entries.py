@@ -20,7 +20,7 @@ from pyspark_ckpt.errors import CorruptFileError, PlanError
 from pyspark_ckpt.formats.handle import Handle, StateDescriptor
 from pyspark_ckpt.formats.modes import ListRedistribution
 from pyspark_ckpt.operator.rescale.unify import StateMove, UnifiedStates
-from pyspark_ckpt.operator.rows.key_groups import subtask_of
+from pyspark_ckpt.operator.rows.keys import subtask_of
 from pyspark_ckpt.operator.state.kinds import Entries, Movement, kind_of
 from pyspark_ckpt.operator.state.list import decode_chunk, encode_chunk
 from pyspark_ckpt.operator.state.operator_states import MAX_STREAMS

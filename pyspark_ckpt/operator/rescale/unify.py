@@ -18,8 +18,7 @@ from pyspark_ckpt.migration import Migration
 from pyspark_ckpt.operator.schema.evolution import Verdict, compare
 from pyspark_ckpt.operator.schema.report import ROWS_STATE
 from pyspark_ckpt.operator.schema.verdict import used_migration
-from pyspark_ckpt.operator.state.migration import schema_of
-from pyspark_ckpt.operator.state.rewrite import StateRewrite
+from pyspark_ckpt.operator.state.migration import StateRewrite, schema_of
 from pyspark_ckpt.operator.table.catalog import is_beginning, same_schema, struct_type
 from pyspark_ckpt.operator.table.stored_keys import MAX_STATES
 from pyspark_ckpt.operator.table.time_to_live import stamp_of

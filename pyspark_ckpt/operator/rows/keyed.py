@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from pyspark_ckpt.operator.rows.key_columns import Codes, first_places, stable_order
 from pyspark_ckpt.operator.rows.sent_rows import Places
-from pyspark_ckpt.operator.table.part_keys import PartKeys
+from pyspark_ckpt.operator.table.keys import PartKeys
 
 Key = tuple[Any, ...]
 Sent = TypeVar("Sent")

@@ -15,8 +15,8 @@ from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_schema, to_arrow_type
 
 from pyspark_ckpt.errors import NotBuiltYetError, StateValueError
+from pyspark_ckpt.operator.task_failure import shown
 from pyspark_ckpt.operator.time import emitted_event_time
-from pyspark_ckpt.operator.user_frames import shown
 from pyspark_ckpt.operator.values.json import JsonForm, json_writer
 from pyspark_ckpt.operator.values.json_in_spark import from_travelling, travelling_type
 from pyspark_ckpt.operator.values.leaves import OWN_KINDS, TEXTS, microseconds_of, taken

@@ -19,7 +19,7 @@ from pyspark_ckpt.formats.handle import (
 from pyspark_ckpt.formats.layout import segment_path
 from pyspark_ckpt.operator.run.state_counting import StateCounting, is_due
 from pyspark_ckpt.operator.state.handle import ProcessorHandle
-from pyspark_ckpt.operator.state.sweep import sweep
+from pyspark_ckpt.operator.state.removal import sweep
 from pyspark_ckpt.operator.time import EpochClock
 from pyspark_ckpt.storage.base import WorkerStorage
 from state_backends import Changes

@@ -19,9 +19,9 @@ from pyspark_ckpt.operator.capture.recording import SeenInput
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor, QuarantineLimits
 from pyspark_ckpt.operator.quarantine.parked_keys import KEYS_STATE
 from pyspark_ckpt.operator.quarantine.quarantine import Quarantine, Releases
-from pyspark_ckpt.operator.quarantine.released import NO_RELEASES
+from pyspark_ckpt.operator.quarantine.releases import NO_RELEASES
 from pyspark_ckpt.operator.rows.input import InputColumns
-from pyspark_ckpt.operator.rows.key_groups import key_groups_of
+from pyspark_ckpt.operator.rows.keys import key_groups_of
 from pyspark_ckpt.operator.rows.mode import InputMode
 from pyspark_ckpt.operator.rows.parked import RowKeeping
 from pyspark_ckpt.operator.rows.parts import InputParts

@@ -1,10 +1,19 @@
-"""One epoch of one subtask, from its rows to the barrier.
+"""One epoch of one subtask, from its rows to the barrier: the processor's calls and output.
 
 ``init -> initial state -> broadcast rows -> rows, key by key -> due timers -> close``
+
+Rows are gathered over many calls. As soon as there are enough they leave, also in the middle of a
+call. Only a quarantine holds what a call yields until it ends, because it may drop it.
+
+Errors name the key of a row, and captured epochs have the key of each row.
+
+A value that does not fit is found when many rows leave together. To note a number per call costs
+far less than to note the key with each row (0.03 against 0.3 us).
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -28,35 +37,33 @@ from pyspark_ckpt.errors import (
 from pyspark_ckpt.operator.modes.arrow import timer_tables_of
 from pyspark_ckpt.operator.quarantine.parked_keys import RowsOfEpoch
 from pyspark_ckpt.operator.quarantine.quarantine import OnError, Quarantine
-from pyspark_ckpt.operator.rows.mode import InputMode, Part
+from pyspark_ckpt.operator.rows.mode import InputMode, Output, Part
 from pyspark_ckpt.operator.rows.output import CHUNK_ROWS
 from pyspark_ckpt.operator.rows.sent_rows import SentRows
 from pyspark_ckpt.operator.rows.sides import EpochInput
 from pyspark_ckpt.operator.rows.unheld import divided
-from pyspark_ckpt.operator.run.epoch_output import EpochOutput
 from pyspark_ckpt.operator.run.garbage import rows_are_made, rows_are_used
-from pyspark_ckpt.operator.run.laps import Laps, Phase
 from pyspark_ckpt.operator.run.lost_attributes import LostAttributes
+from pyspark_ckpt.operator.run.observers import Laps, Phase
 from pyspark_ckpt.operator.run.user_sources import NO_SOURCES, UserSources
 from pyspark_ckpt.operator.state.handle import ProcessorHandle
 from pyspark_ckpt.operator.state.operator_states import RawState
 from pyspark_ckpt.operator.state.timers import DueTimer
-from pyspark_ckpt.operator.table.part_keys import StoredKey
+from pyspark_ckpt.operator.table.keys import StoredKey
 from pyspark_ckpt.operator.table.table import StateTable
+from pyspark_ckpt.operator.task_failure import definition, shortened, shown, user_frames
 from pyspark_ckpt.operator.time import EpochClock
-from pyspark_ckpt.operator.user_frames import (
-    definition,
-    shortened,
-    shown,
-    user_frames,
-)
 from pyspark_ckpt.operator.values.transport import ValueNotHeldError
 from state_backends import StateBackendError
 
 _READING = "reading the input"
 
+
 TIMERS_AT_ONCE = 100_000
+
+
 """Due timers that are read together; bounds the memory they take."""
+
 
 DecodeKey = Callable[[bytes], tuple[Any, ...]]
 
@@ -455,3 +462,112 @@ def _place(step: str, key: tuple[Any, ...] | None) -> str:
     if key is None:
         return step
     return f"{step}, key {shown(tuple(key))}"
+
+
+class EpochOutput:
+    """The output of an epoch."""
+
+    def __init__(
+        self, buffer: Output, laps: Laps, described: Callable[[str, Key | None], str]
+    ) -> None:
+        self.buffer = buffer
+        self.origins = OutputOrigins()
+        self._laps = laps
+        self._described = described
+
+    @property
+    def is_full(self) -> bool:
+        """Whether so many rows are there that they should leave."""
+        return self.buffer.rows >= CHUNK_ROWS
+
+    def begin(
+        self, step: str, keys: Sequence[Key] = (), stored: Sequence[StoredKey] = ()
+    ) -> list[int]:
+        """Begin the calls of a method with an empty buffer.
+
+        After each call for a key, the caller appends the number of rows in the buffer to the
+        returned list. `stored` has the stored form of `keys`.
+        """
+        return self.origins.begin(step, keys, stored)
+
+    def of_call(self, output: Iterable[Any] | None) -> Iterator[pa.RecordBatch]:
+        """Gather what a call yields, and yield to Spark what is enough to leave."""
+        rest = self.buffer.fill(output)
+        if rest is not None:
+            yield from self.of_rest(rest)
+
+    def of_rest(self, rest: Iterator[Any]) -> Iterator[pa.RecordBatch]:
+        """Go on with a call whose output filled the buffer."""
+        more: Iterator[Any] | None = rest
+        while more is not None:
+            yield from self.written()
+            more = self.buffer.fill(more)
+
+    def written(self) -> Iterator[pa.RecordBatch]:
+        """Yield to Spark what is there."""
+        if not self.buffer.rows:
+            return
+        self._laps.begin(Phase.WRITE)
+        yield self._taken()
+        self.origins.go_on()
+        self._laps.begin(Phase.USER)
+
+    def _taken(self) -> pa.RecordBatch:
+        """Return the output so far; an error about a row names the call that made the row."""
+        try:
+            return self.buffer.take()
+        except StateValueError as exc:
+            if exc.row is not None:
+                exc.add_place(self._described(self.origins.step, self.origins.key_of(exc.row)))
+            raise
+
+
+Key = tuple[Any, ...]
+
+
+class OutputOrigins:
+    """The calls of one method after the buffer was empty.
+
+    `step` is the method, `ends` has the number of rows in the buffer after each call.
+    """
+
+    def __init__(self) -> None:
+        self.step = ""
+        self.ends: list[int] = []
+        self._keys: Sequence[Key] = ()
+        self._stored: Sequence[StoredKey] = ()
+        self._first = 0
+
+    def begin(
+        self,
+        step: str,
+        keys: Sequence[Key] = (),
+        stored: Sequence[StoredKey] = (),
+    ) -> list[int]:
+        """Begin with an empty buffer.
+
+        The result is `ends`, to which the caller appends. `stored` has the stored form of `keys`.
+        """
+        self.step, self._keys, self._stored = step, keys, stored
+        self._first = 0
+        self.ends = []
+        return self.ends
+
+    def go_on(self) -> None:
+        """Go on with an empty buffer, between two calls or in the middle of one."""
+        self._first += len(self.ends)
+        self.ends.clear()
+
+    def key_of(self, row: int) -> Key | None:
+        """Return the key of the call that a row is of, ``None`` without one."""
+        place = self.place_of(row)
+        return self._keys[place] if place < len(self._keys) else None
+
+    def stored_key_of(self, row: int) -> StoredKey | None:
+        """Return the stored key of the call that a row is of, ``None`` without one."""
+        place = self.place_of(row)
+        return self._stored[place] if place < len(self._stored) else None
+
+    def place_of(self, row: int) -> int:
+        """Return the place among the keys of the call that a row is of."""
+        return self._first + bisect_right(self.ends, row)

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 
 from pyspark_ckpt.formats.handle import Handle, StateCount, StateCounts, StateDescriptor
-from pyspark_ckpt.operator.rows.key_groups import key_groups_of
+from pyspark_ckpt.operator.rows.keys import key_groups_of
 from pyspark_ckpt.operator.state.kinds import Entries, kind_of
 from pyspark_ckpt.operator.table.stored_keys import KEY_GROUP_BYTES, MAX_STATES, encode_key_group
 from pyspark_ckpt.operator.table.table import StateTable

@@ -38,9 +38,10 @@ from pyspark_ckpt.formats.handle import (
     decode_handle,
     encode_handle,
     following,
+    not_woken,
+    read_initial_handle,
     with_phases,
 )
-from pyspark_ckpt.formats.initial_handles import not_woken, read_initial_handle
 from pyspark_ckpt.formats.layout import (
     AUTHOR_NAME,
     METADATA_NAME,
@@ -57,21 +58,19 @@ from pyspark_ckpt.operator.durable.local_copy import (
     copies_root,
     executor_local_root,
     open_local_copy,
+    remove_unused,
     subtask_directory,
 )
 from pyspark_ckpt.operator.durable.materialization import EpochStart, materializer
-from pyspark_ckpt.operator.durable.unused_copies import remove_unused
-from pyspark_ckpt.operator.handover.arrow_stream import replies
 from pyspark_ckpt.operator.handover.pandas_frames import bad_text_of, batches_of, frames_of
-from pyspark_ckpt.operator.handover.worker import explain_errors, take_over
-from pyspark_ckpt.operator.quarantine.released import ReleasesOfEpoch
+from pyspark_ckpt.operator.handover.worker import explain_errors, replies, take_over
+from pyspark_ckpt.operator.quarantine.releases import ReleasesOfEpoch
 from pyspark_ckpt.operator.rows.input import TOKEN
-from pyspark_ckpt.operator.rows.key_groups import subtask_tokens
+from pyspark_ckpt.operator.rows.keys import subtask_tokens
 from pyspark_ckpt.operator.run.barrier import end_epoch
 from pyspark_ckpt.operator.run.function import OperatorFunction
 from pyspark_ckpt.operator.run.garbage import leaves_no_garbage
-from pyspark_ckpt.operator.run.key_times import KeyTimes, sampled
-from pyspark_ckpt.operator.run.laps import Laps, Phase
+from pyspark_ckpt.operator.run.observers import KeyTimes, Laps, Phase, sampled
 from pyspark_ckpt.operator.run.task_epoch import epoch_of_task
 from pyspark_ckpt.operator.run.wake_rows import INITIAL_EPOCH
 from pyspark_ckpt.operator.table.catalog import fixed_parts

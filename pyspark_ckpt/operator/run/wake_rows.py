@@ -19,7 +19,7 @@ from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from pyspark_ckpt.operator.descriptor import decode_runtime
-from pyspark_ckpt.operator.quarantine.released import release_files
+from pyspark_ckpt.operator.quarantine.releases import release_files
 from pyspark_ckpt.operator.rows.input import KEY_GROUP, TOKEN
 from pyspark_ckpt.operator.rows.sides import NO_KEY_GROUP, SideRows, filler_of
 from pyspark_ckpt.operator.run.task_epoch import epoch_of_task

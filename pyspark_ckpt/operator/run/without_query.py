@@ -19,7 +19,7 @@ from pyspark_ckpt.clock import now_ms
 from pyspark_ckpt.formats.handle import EMPTY_VERSION, Handle, encode_handle
 from pyspark_ckpt.operator.descriptor import Runtime
 from pyspark_ckpt.operator.rows.input import TOKEN
-from pyspark_ckpt.operator.rows.key_groups import subtask_tokens
+from pyspark_ckpt.operator.rows.keys import subtask_tokens
 from pyspark_ckpt.operator.run.barrier import end_epoch
 from pyspark_ckpt.operator.run.function import WRITES_SHARE, OperatorFunction
 from pyspark_ckpt.operator.run.wake_rows import INITIAL_EPOCH

@@ -1,4 +1,4 @@
-"""Removes the entries of deleted states, and gives their ids back.
+"""Removes the entries of deleted states and expired entries, a range of the keys per epoch.
 
 An id is free when none of the state's entries is stored. Only the places where such entries lie are
 looked at: a range in each key group, and a range of operator state. So the cost does not depend on
@@ -12,37 +12,53 @@ left of a deleted state, if that is not much, or if all ids are taken. So ids do
 How far it came is in ``StateDescriptor.sweeps``: ``-1 - n`` says that the key groups below ``n``
 have no entry, and 0 that the state was just deleted. Version 0.1.0 counts passes over all state
 from there up, so it frees no id too early.
+
+The range grows with the writes of the epoch. So the sweep keeps up with a growing state, and no
+epoch reads all state. Flink's heap backend cleans up incrementally in the same way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from itertools import islice
 
 import msgspec
 
 from pyspark_ckpt.errors import IncompatibleStateError
 from pyspark_ckpt.formats.handle import StateDescriptor
-from pyspark_ckpt.operator.state.kinds import Movement, kind_of
+from pyspark_ckpt.operator.state.kinds import Entries, Movement, kind_of
 from pyspark_ckpt.operator.table.catalog import FREE_PLACE, is_deleted
 from pyspark_ckpt.operator.table.stored_keys import (
     KEY_GROUP_BYTES,
+    MAX_STATES,
     OPERATOR_STATE,
     encode_key_group,
     is_keyed,
     state_id_of,
 )
 from pyspark_ckpt.operator.table.table import StateTable
+from pyspark_ckpt.operator.table.time_to_live import TimeToLive
 from pyspark_ckpt.operator.values.message_pack import end_of_value
 
 _ID_BYTES = 1
+
+
 _Place = tuple[int, bytes | None]
+
+
 """The key group that a pass has come to, and the stored key of an entry that it found there."""
 
+
 _SHARES = 4
+
+
 """A deleted state gets such a part of an epoch's removals before another one gets more."""
 
+
 _KEY_GROUPS = 1 << 15
+
+
 """Key groups that a stored key can have."""
 
 
@@ -176,3 +192,84 @@ def _of_keys(table: StateTable, state_id: int, group: int) -> Iterator[_Place]:
         group = int.from_bytes(behind[:KEY_GROUP_BYTES], "big")
         group += state_id_of(behind) > state_id
         yield group, None
+
+
+LEAST_ENTRIES = 1_000
+
+
+ENTRIES_PER_WRITE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """Where the next epoch's sweep begins, and the states after this epoch.
+
+    `removed` counts the removed entries.
+    """
+
+    sweep_from: bytes
+    states: tuple[StateDescriptor, ...]
+    removed: int = 0
+
+
+class _Removals:
+    """Deletes entries and counts them."""
+
+    def __init__(self, table: StateTable, count: int) -> None:
+        self._table = table
+        self.count = count
+
+    def delete(self, key: bytes) -> None:
+        self._table.delete(key)
+        self.count += 1
+
+
+def sweep(
+    table: StateTable,
+    states: tuple[StateDescriptor, ...],
+    aging: Mapping[int, TimeToLive],
+    sweep_from: bytes,
+) -> Sweep:
+    """Remove expired entries from the next range of stored keys, and those of deleted states.
+
+    Called at the barrier, on an executor; the removals are writes of the epoch.
+
+    It is called after all writes of the epoch. `states` are in the order of their ids, and
+    `sweep_from` is where the last epoch's sweep ended.
+    """
+    budget = LEAST_ENTRIES + ENTRIES_PER_WRITE * table.written_entries()
+    states, removed = remove_deleted(table, states, budget)
+    if not aging:
+        return Sweep(b"", states, removed)
+    # The first entry of a chunked state leads to the others, whose times may differ.
+    chunked = {
+        state_id
+        for state_id, state in enumerate(states)
+        if state.sweeps is None and kind_of(state).entries is Entries.CHUNKS
+    }
+    removals = _Removals(table, removed)
+    head = b""  # the first entry of an expired list, which is removed after the entries below it
+    for key, value in table.scan_stored(sweep_from):
+        if head and not key.startswith(head):
+            removals.delete(head)
+            head = b""
+        if budget == 0:
+            return Sweep(head or key, states, removals.count)
+        budget -= 1
+        state_id = _state_id(key)
+        ages = aging.get(state_id)
+        if ages is None or not ages.is_expired(value) or table.is_written(key):
+            head = b""
+        elif state_id in chunked and not head:
+            head = key
+        else:
+            removals.delete(key)
+    if head:
+        removals.delete(head)
+    return Sweep(b"", states, removals.count)
+
+
+def _state_id(key: bytes) -> int:
+    if is_keyed(key):
+        return state_id_of(key)
+    return key[len(OPERATOR_STATE)] if key.startswith(OPERATOR_STATE) else MAX_STATES

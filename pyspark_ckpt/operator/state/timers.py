@@ -10,7 +10,7 @@ from typing import NoReturn
 from pyspark_ckpt.errors import StateError, TimeModeError
 from pyspark_ckpt.formats.handle import PARKED_TIMERS_MS
 from pyspark_ckpt.formats.modes import TimeMode
-from pyspark_ckpt.operator.table.part_keys import StoredKey
+from pyspark_ckpt.operator.table.keys import StoredKey
 from pyspark_ckpt.operator.table.stored_keys import (
     KEY_GROUP_BYTES,
     TIME_BYTES,

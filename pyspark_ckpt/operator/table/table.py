@@ -12,8 +12,7 @@ import pandas as pd
 import pyarrow as pa
 
 from pyspark_ckpt.errors import StateUseError
-from pyspark_ckpt.operator.table.key_positions import positions_of
-from pyspark_ckpt.operator.table.part_keys import Numbers, PartKeys
+from pyspark_ckpt.operator.table.keys import Numbers, PartKeys, positions_of
 from pyspark_ckpt.operator.table.undo import UndoableWrites, UndoLog
 from pyspark_ckpt.operator.table.writes import NOT_WRITTEN, EpochWrites, Write, overlaid
 from state_backends import Changes, StateBackend

@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from pyspark_ckpt.errors import StateUseError
 from pyspark_ckpt.formats.handle import TtlDescriptor
 from pyspark_ckpt.formats.modes import TtlTime, TtlUpdate, TtlVisibility
-from pyspark_ckpt.operator.milliseconds import duration_ms
 from pyspark_ckpt.operator.table.table import CurrentKey
-from pyspark_ckpt.operator.time import EpochClock
+from pyspark_ckpt.operator.time import EpochClock, duration_ms
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ import pandas as pd
 from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import CorruptFileError, NotBuiltYetError, PlanError, StateValueError
-from pyspark_ckpt.operator.user_frames import shown
+from pyspark_ckpt.operator.task_failure import shown
 from pyspark_ckpt.operator.values.leaves import unwrapped
 from pyspark_ckpt.operator.values.message_pack import (
     MESSAGE_PACK,

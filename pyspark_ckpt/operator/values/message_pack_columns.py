@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import StateValueError
-from pyspark_ckpt.operator.user_frames import shown
+from pyspark_ckpt.operator.task_failure import shown
 from pyspark_ckpt.operator.values.arrow_values import plain_values
 from pyspark_ckpt.operator.values.codec import TupleCodec
 from pyspark_ckpt.operator.values.leaves import TEXTS

@@ -17,7 +17,7 @@ import pandas as pd
 import pyarrow as pa
 from pyspark.sql import types as T
 
-from pyspark_ckpt.operator.user_frames import shown
+from pyspark_ckpt.operator.task_failure import shown
 from pyspark_ckpt.operator.values.sent_columns import values_of
 from pyspark_ckpt.operator.values.transport import (
     Transport,

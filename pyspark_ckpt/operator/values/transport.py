@@ -18,7 +18,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import NotBuiltYetError
-from pyspark_ckpt.operator.user_frames import shown
+from pyspark_ckpt.operator.task_failure import shown
 from pyspark_ckpt.operator.values.json import JsonForm, JsonReader
 from pyspark_ckpt.operator.values.json_in_spark import to_travelling, travelling_type
 from pyspark_ckpt.operator.values.sent_columns import first_bad_text, is_text, values_of

@@ -36,13 +36,13 @@ from pyspark_ckpt.clock import now_ms
 from pyspark_ckpt.errors import CheckpointAbortedError, FencedError
 from pyspark_ckpt.formats.handle import PARKED_TIMERS_MS, Handle
 from pyspark_ckpt.formats.layout import DRAIN_MARKER, DRAINED_COMMIT
+from pyspark_ckpt.formats.location_files import read_small_file
 from pyspark_ckpt.formats.modes import TimeMode
-from pyspark_ckpt.formats.small_file import read_small_file
 from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.operator.descriptor import Drain
 from pyspark_ckpt.operator.time import NEVER_LATE
 from pyspark_ckpt.spark.log import OffsetsEntry, SparkLog
-from pyspark_ckpt.storage.corrupt_file import JSON_ERRORS, RESTORE, corrupt_file
+from pyspark_ckpt.storage.base import JSON_ERRORS, RESTORE, corrupt_file
 
 logger = library_logger(__name__)
 

@@ -22,12 +22,12 @@ from pyspark_ckpt.formats.modes import SavepointFormat
 from pyspark_ckpt.history.records import Savepoint
 from pyspark_ckpt.log_fields import library_logger, log_fields
 from pyspark_ckpt.query.checkpoint_taker import CheckpointTaker
-from pyspark_ckpt.query.failure import library_error
 from pyspark_ckpt.query.requests import WorkUnderWay
 from pyspark_ckpt.query.stopping.drain import LastEpochs
 from pyspark_ckpt.query.stopping.failure import (
     WatchedQuery,
     ended_without_epoch,
+    library_error,
     savepoint_under_way,
     session_stopped,
     stop_failed,

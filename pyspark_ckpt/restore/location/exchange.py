@@ -23,8 +23,7 @@ import msgspec
 
 from pyspark_ckpt.errors import CorruptFileError, FencedError
 from pyspark_ckpt.formats.layout import ROLLBACK_MARKER, ROLLED_BACK_NAME, SHADOW
-from pyspark_ckpt.formats.rolled_back import RolledBack, write_rolled_back
-from pyspark_ckpt.formats.small_file import read_small_file
+from pyspark_ckpt.formats.location_files import RolledBack, read_small_file, write_rolled_back
 from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.storage.numbered_files import highest_number
 from pyspark_ckpt.storage.open import Storage

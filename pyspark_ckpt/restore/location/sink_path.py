@@ -28,17 +28,18 @@ from pyspark_ckpt.errors import (
     NotBuiltYetError,
     RestoreError,
 )
-from pyspark_ckpt.formats.metadata import Origin
-from pyspark_ckpt.formats.origin import read_origin
-from pyspark_ckpt.formats.output_path import (
+from pyspark_ckpt.formats.location_files import (
+    RolledBack,
     UsedPath,
     Writer,
     add_used_path,
     add_writer,
+    read_rolled_back,
     read_used_paths,
     read_writers,
 )
-from pyspark_ckpt.formats.rolled_back import RolledBack, read_rolled_back
+from pyspark_ckpt.formats.metadata import Origin
+from pyspark_ckpt.formats.origin import read_origin
 from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.restore.location.way_back import damaged_output, newest_whole, way_back
 from pyspark_ckpt.spark.damage import Damage, damaged_sink_log

@@ -20,7 +20,7 @@ from pyspark_ckpt.errors import (
     PlanError,
     RestoreError,
 )
-from pyspark_ckpt.formats.initial_handles import newest_initial_time_ms, write_initial_handles
+from pyspark_ckpt.formats.handle import newest_initial_time_ms, write_initial_handles
 from pyspark_ckpt.formats.layout import (
     CHECKPOINTS_DIRECTORY,
     PLACES,
@@ -28,14 +28,15 @@ from pyspark_ckpt.formats.layout import (
     place_path,
     store_note_path,
 )
-from pyspark_ckpt.formats.place_record import read_place, write_place
+from pyspark_ckpt.formats.location_files import read_place, write_place
+from pyspark_ckpt.formats.metadata import Origin
+from pyspark_ckpt.formats.origin import give_up_claim, read_origin
 from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.operator.descriptor import Runtime
 from pyspark_ckpt.operator.plan.initial_state import handles_of, initial_state_of
-from pyspark_ckpt.operator.plan.passed_watermark import MIN, POLICY
+from pyspark_ckpt.operator.plan.operator import MIN, POLICY
+from pyspark_ckpt.operator.plan.parallelism import parallelism_key, set_parallelism
 from pyspark_ckpt.restore.location.exchange import finish_restart
-from pyspark_ckpt.restore.location.not_restored import note_not_restored
-from pyspark_ckpt.restore.location.parallelism import check_parallelism
 from pyspark_ckpt.restore.location.seedings import (
     begin_seeding,
     is_half_seeded,
@@ -56,10 +57,10 @@ from pyspark_ckpt.restore.location.way_back import (
     lost_operator,
     query_id_at,
 )
+from pyspark_ckpt.restore.operators import check_stored_operators, unread_state
 from pyspark_ckpt.restore.plan import RestoreRequest, plan_of_request
 from pyspark_ckpt.restore.seeding import seed, write_query_id
-from pyspark_ckpt.restore.states import check_stored_operators, unread_state
-from pyspark_ckpt.settings import HighAvailability, Settings
+from pyspark_ckpt.settings import PARALLELISM, ClaimMode, HighAvailability, Settings
 from pyspark_ckpt.spark.damage import (
     Damage,
     damaged_file,
@@ -69,19 +70,28 @@ from pyspark_ckpt.spark.damage import (
 )
 from pyspark_ckpt.spark.jobs import JOB_ERRORS, collected
 from pyspark_ckpt.spark.log import Sources, SparkLog
-from pyspark_ckpt.spark.operators import StatefulOperators
+from pyspark_ckpt.spark.plan import StatefulOperators
 from pyspark_ckpt.spark.sink import FileSinkLog, TableSink
-from pyspark_ckpt.storage.file_reference import FileReference
+from pyspark_ckpt.storage.base import FileReference
 from pyspark_ckpt.storage.numbered_files import highest_number
 from pyspark_ckpt.storage.open import Storage, open_storage
 from pyspark_ckpt.storage.retrying import RetryingStorage
-from pyspark_ckpt.stores.behind import RUN_AGAIN, check_not_behind
 from pyspark_ckpt.stores.owner import check_owner, claim_directory, resolved_path
-from pyspark_ckpt.stores.place import CheckpointsPlace, decide, inspect, recorded_place
+from pyspark_ckpt.stores.place import (
+    RUN_AGAIN,
+    CheckpointsPlace,
+    check_not_behind,
+    decide,
+    inspect,
+    recorded_place,
+)
 
 logger = library_logger(__name__)
 
+
 _UNFINISHED_OFFSETS = re.compile(r"\.{1,2}[0-9]+\.[0-9a-f-]{36}\.tmp(?:\.crc)?")
+
+
 """What Spark's file is called until it is whole, and the checksum that Hadoop keeps beside it."""
 
 
@@ -302,7 +312,7 @@ class StartLocation:
         """Check that the query's parallelism is that of the session and of the location.
 
         The parameters and errors are those of
-        :func:`~pyspark_ckpt.restore.location.parallelism.check_parallelism`.
+        :func:`~pyspark_ckpt.restore.location.start_location.check_parallelism`.
         """
         check_parallelism(self.storage, self.operators, spark, option)
 
@@ -604,3 +614,131 @@ class StartLocation:
     def _committed_epoch(self) -> int | None:
         """The epoch to continue from; a half seeded location has none."""
         return None if self._is_half_seeded else self._log.committed_epoch()
+
+
+def note_not_restored(location: Storage, checkpoints: Storage, request: RestoreRequest) -> None:
+    """Log that a path is ignored; as a warning, unless the location was restored from it.
+
+    A claim is given up, durably, if this start names the same path with ``NO_CLAIM``. The driver
+    that claimed it may have died before the query had a checkpoint.
+    """
+    path, origin = request.path, read_origin(checkpoints)
+    if origin is not None and _is_or_replaces(origin, path):
+        logger.info("%s has committed epochs: not restored from %s", location.url, path)
+        _compare_claims(checkpoints, origin, request.claim_mode)
+        return
+    before = "was never restored" if origin is None else f"was restored from {origin.path}"
+    logger.warning(
+        "restoreFrom(%r) is ignored: %s has committed epochs, which the query continues (it "
+        "%s); to start from that path, give a fresh checkpointLocation or call "
+        "pyspark_ckpt.rollback",
+        path,
+        location.url,
+        before,
+    )
+
+
+def _compare_claims(checkpoints: Storage, origin: Origin, claim_mode: ClaimMode) -> None:
+    if claim_mode is origin.claim_mode:
+        return
+    if origin.claim_mode is ClaimMode.CLAIM:
+        give_up_claim(checkpoints)
+    logger.warning(
+        "%s is not deleted: the query was restored from it with %s, and this start gives %s. "
+        "Dispose of it yourself if nobody needs it",
+        origin.path,
+        origin.claim_mode,
+        claim_mode,
+    )
+
+
+def _is_or_replaces(origin: Origin, path: str) -> bool:
+    """Return whether a location was restored from a path, or by fallback from one before it."""
+    url = open_storage(path).url
+    if origin.path == url:
+        return True
+    return bool(origin.skipped) and open_storage(path).parent().url == (
+        open_storage(origin.path).parent().url
+    )
+
+
+def bound_parallelism(location: Storage) -> int | None:
+    """Return the parallelism of Spark's next epoch, ``None`` in a fresh location.
+
+    Spark takes it from the newest offsets, also of an epoch that was never committed.
+    """
+    begun = _begun_epoch(location)
+    return None if begun is None else _parallelism_of(location, begun)
+
+
+def check_parallelism(
+    location: Storage,
+    operators: StatefulOperators,
+    spark: SparkSession,
+    option: int | None = None,
+) -> None:
+    """Check that the query's parallelism is that of the session and of the location.
+
+    `option` is the writer's option, which has no effect on a query that is built. PlanError is also
+    raised if Spark has distributed the state to another number of partitions by itself.
+    """
+    begun, bound = _begun_epoch(location), None
+    if begun is not None:
+        bound = _parallelism_of(location, begun)
+        _check_not_repartitioned(location, begun, bound)
+    key = parallelism_key(spark)
+    session = option or set_parallelism(spark)
+    if session is None:  # the number of cores may have changed
+        session = operators.descriptors[0].parallelism
+    for operator in operators.descriptors:
+        if operator.parallelism != session:
+            if option is not None:
+                by = "by default" if set_parallelism(spark) is None else key
+                raise PlanError(
+                    f"operator {operator.uid!r} was built with parallelism {operator.parallelism} "
+                    f"({by}): the writer's option {PARALLELISM} = {option} comes too late. Set it "
+                    "in the session before key_by"
+                )
+            raise PlanError(
+                f"operator {operator.uid!r} was built with {key} = {operator.parallelism}, it "
+                f"is {session} now: set it in the session and build the query again"
+            )
+        if bound is not None and operator.parallelism != bound:
+            raise PlanError(
+                f"operator {operator.uid!r} has parallelism {operator.parallelism} ({key}), "
+                f"Spark bound the location {location.url} to {bound} with its first "
+                f"epoch: set {key} to {bound} before building the query, or "
+                f"{_way_to_another_parallelism(location)}"
+            )
+
+
+def _check_not_repartitioned(location: Storage, begun: int, now: int | None) -> None:
+    """Refuse state that Spark distributed to another number of partitions by itself.
+
+    Spark moves the rows of its state store by their hash. The handles in them are of subtasks of
+    the old parallelism.
+    """
+    before = SparkLog(location).parallelism_before(begun)
+    if before is not None and before != now:
+        raise PlanError(
+            f"{location.url}: epoch {begun} is a repartitioning of Spark's state from "
+            f"{before} to {now} partitions, which does not move the state of this library. To "
+            f"change the parallelism, {_way_to_another_parallelism(location)}"
+        )
+
+
+def _way_to_another_parallelism(location: Storage) -> str:
+    if SparkLog(location).committed_epoch() is None:
+        return "start it at a fresh checkpointLocation (no epoch is committed here)"
+    return (
+        "start it at a fresh checkpointLocation with restoreFrom(the newest savepoint or "
+        "chk-N of this query), which moves the state to the new parallelism"
+    )
+
+
+def _parallelism_of(location: Storage, epoch: int) -> int | None:
+    return SparkLog(location).offsets_entry(epoch).parallelism
+
+
+def _begun_epoch(location: Storage) -> int | None:
+    return None if is_half_seeded(location) else SparkLog(location).begun_epoch()

@@ -18,10 +18,9 @@ from pyspark_ckpt.spark.damage import Damage, damaged_file, unread_file
 from pyspark_ckpt.spark.log import Sources, SparkLog
 from pyspark_ckpt.spark.state_files import STATE
 from pyspark_ckpt.storage.open import Storage, open_storage
-from pyspark_ckpt.stores.behind import rollback_call
 from pyspark_ckpt.stores.open import find_store
 from pyspark_ckpt.stores.owner import owns
-from pyspark_ckpt.stores.place import recorded_place
+from pyspark_ckpt.stores.place import recorded_place, rollback_call
 
 QUERY_ID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark_ckpt.errors import ConfigurationError
 from pyspark_ckpt.storage.base import Storage, path_parts
-from pyspark_ckpt.storage.servers.parts import in_parts
-from pyspark_ckpt.storage.servers.remote import RemoteStorage
+from pyspark_ckpt.storage.servers.remote import RemoteStorage, in_parts
 
 if TYPE_CHECKING:
     from azure.storage.blob import BlobClient, BlobServiceClient, ContainerClient

@@ -21,9 +21,7 @@ from typing import IO, TYPE_CHECKING, Any, cast
 from urllib.parse import quote
 
 from pyspark_ckpt.errors import ConfigurationError
-from pyspark_ckpt.storage.at_once import AT_ONCE
-from pyspark_ckpt.storage.base import Storage, path_parts
-from pyspark_ckpt.storage.chunks import CHUNK_BYTES
+from pyspark_ckpt.storage.base import AT_ONCE, CHUNK_BYTES, Storage, path_parts
 from pyspark_ckpt.storage.servers.remote import READ_BYTES, RemoteStorage
 
 if TYPE_CHECKING:

@@ -17,9 +17,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from pyspark_ckpt.errors import ConfigurationError
-from pyspark_ckpt.storage.base import Storage, path_parts
-from pyspark_ckpt.storage.chunks import DigestedChunks
-from pyspark_ckpt.storage.file_reference import FileReference
+from pyspark_ckpt.storage.base import DigestedChunks, FileReference, Storage, path_parts
 from pyspark_ckpt.storage.servers.remote import RemoteStorage
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""What storages behind a network have in common, above the few requests that each one sends."""
+"""What storages at a server have in common, above the few requests that each one sends."""
 
 from __future__ import annotations
 
@@ -6,22 +6,31 @@ import asyncio
 import errno
 import hashlib
 import tempfile
+import threading
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import BinaryIO, TypeVar, cast
 
 from pyspark_ckpt.errors import UnsafePathError
-from pyspark_ckpt.storage.at_once import AT_ONCE, all_of
-from pyspark_ckpt.storage.base import DIRECTORY_MARKER, Storage, path_parts
-from pyspark_ckpt.storage.chunks import DigestedChunks
-from pyspark_ckpt.storage.corrupt_file import corrupt_file
-from pyspark_ckpt.storage.file_reference import FileReference
-from pyspark_ckpt.storage.request_counts import RequestCounts
+from pyspark_ckpt.storage.base import (
+    AT_ONCE,
+    DIRECTORY_MARKER,
+    DigestedChunks,
+    FileReference,
+    Storage,
+    all_of,
+    corrupt_file,
+    path_parts,
+)
 
 _Listing = TypeVar("_Listing")
 
+
 READ_BYTES = 16 << 20
+
+
 """Bytes of a file that one request reads; larger files are kept in a local file."""
 
 
@@ -262,3 +271,71 @@ _NUMBERS = {
     PermissionError: errno.EACCES,
     IsADirectoryError: errno.EISDIR,
 }
+
+
+PART_BYTES = 8 << 20
+
+
+"""Size of the first parts of an upload; S3 requires at least 5 MiB."""
+
+
+_PARTS_BEFORE_DOUBLING = 1000
+
+
+"""After so many parts, parts grow, because S3 accepts at most 10,000 parts, and 5 TiB in all."""
+
+
+def in_parts(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield a file's content in parts that a server accepts; none if the file is empty."""
+    part = bytearray()
+    number = 0
+    for chunk in chunks:
+        part += chunk
+        size_bytes = PART_BYTES << (number // _PARTS_BEFORE_DOUBLING)
+        while len(part) >= size_bytes:
+            yield bytes(part[:size_bytes])
+            del part[:size_bytes]
+            number += 1
+    if part:
+        yield bytes(part)
+
+
+class RequestCounts:
+    """Counts the requests of one storage and of those below it, in one process.
+
+    The kinds are ``put``, ``get``, ``head``, ``list`` and ``delete``. A request that the client
+    repeats by itself is counted once. Each part of a large file is a ``put``.
+    """
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._counts: Counter[str] = Counter()
+
+    def add(self, kind: str, number: int = 1) -> None:
+        """Count requests of a kind."""
+        with self._guard:
+            self._counts[kind] += number
+
+    def so_far(self) -> dict[str, int]:
+        """Return the number of requests of each kind that was sent."""
+        with self._guard:
+            return dict(self._counts)
+
+
+class RequestMeter:
+    """Says how many requests of this process were sent since it was last asked."""
+
+    def __init__(self, so_far: Callable[[], Mapping[str, int]]) -> None:
+        self._so_far = so_far
+        self._before = so_far()
+
+    def new(self) -> dict[str, int]:
+        """Return the requests, by kind, that were sent since the last call."""
+        before, self._before = self._before, self._so_far()
+        return between(before, self._before)
+
+
+def between(before: Mapping[str, int], now: Mapping[str, int]) -> dict[str, int]:
+    """Return the requests that were sent between two counts, without kinds that were not."""
+    sent = {kind: number - before.get(kind, 0) for kind, number in now.items()}
+    return {kind: number for kind, number in sorted(sent.items()) if number}

@@ -24,7 +24,7 @@ from fsspec import AbstractFileSystem
 from pyspark_ckpt.errors import ConfigurationError
 from pyspark_ckpt.storage.base import Storage, path_parts
 from pyspark_ckpt.storage.servers.object_store import FsspecStorage, codes_of
-from pyspark_ckpt.storage.servers.parts import in_parts
+from pyspark_ckpt.storage.servers.remote import in_parts
 
 _CONFLICT = "ConditionalRequestConflict"
 """The code of S3's answer if two requests for one name arrive at the same time."""

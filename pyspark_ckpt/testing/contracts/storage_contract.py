@@ -13,7 +13,7 @@ import pytest
 
 from pyspark_ckpt.errors import CheckpointNotFoundError, CorruptFileError, UnsafePathError
 from pyspark_ckpt.formats.metadata_file import read_metadata
-from pyspark_ckpt.storage.file_reference import FileReference
+from pyspark_ckpt.storage.base import FileReference
 from pyspark_ckpt.storage.open import LocalStorage, Storage, open_storage
 
 LARGE = 9 << 20

@@ -16,12 +16,12 @@ from pyspark_ckpt.operator.capture.capture_file import (
     SectionName,
     decode_parts,
 )
-from pyspark_ckpt.operator.capture.newest import newest_captures
+from pyspark_ckpt.operator.capture.orders import newest_captures
 from pyspark_ckpt.operator.capture.recording import KEY_COLUMN, STEP_COLUMN
 from pyspark_ckpt.operator.rows.sent_rows import SentRows
-from pyspark_ckpt.operator.table.part_keys import StoredKey
+from pyspark_ckpt.operator.table.keys import StoredKey
 from pyspark_ckpt.operator.table.stored_keys import KEY_GROUP_BYTES
-from pyspark_ckpt.storage.corrupt_file import corrupt_file
+from pyspark_ckpt.storage.base import corrupt_file
 from pyspark_ckpt.storage.open import open_storage
 
 _TO_DO = "capture the epochs again"

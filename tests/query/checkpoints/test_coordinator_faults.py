@@ -17,7 +17,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import pyspark_ckpt as ckpt
-from pyspark_ckpt.checkpoint import tolerance as patience
+from pyspark_ckpt.checkpoint import runner as patience
 from pyspark_ckpt.clock import now_ms
 from pyspark_ckpt.formats.requests import Action, Answer, Claimant, Request, RequestFiles
 from pyspark_ckpt.history.log import HistoryLog

@@ -11,7 +11,7 @@ import pytest
 from py4j.protocol import Py4JError
 
 import pyspark_ckpt as ckpt
-from pyspark_ckpt.checkpoint import tolerance as patience
+from pyspark_ckpt.checkpoint import runner as patience
 from pyspark_ckpt.checkpoint.runner import CheckpointRunner
 from pyspark_ckpt.formats.requests import RequestFiles
 from pyspark_ckpt.query.requests import RequestHandler

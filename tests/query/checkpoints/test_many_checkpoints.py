@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 
 import pyspark_ckpt as ckpt
-from pyspark_ckpt.stores.id_marks import IDS_OF_MARK
+from pyspark_ckpt.stores.directory import IDS_OF_MARK
 from tests.query.harness import (
     BACKEND,
     INLINE,

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from pyspark_ckpt.checkpoint.rebuild_notice import PATIENCE_EPOCHS, RebuildNotice
+from pyspark_ckpt.checkpoint.contents import PATIENCE_EPOCHS, RebuildNotice
 from pyspark_ckpt.formats.handle import EpochMetrics, Handle
 from tests.query.harness import INLINE, INTERVAL, Job, drop_local_copies
 from tests.query.model import events_of, expected

@@ -11,8 +11,7 @@ import pytest
 
 import pyspark_ckpt as ckpt
 from pyspark_ckpt.formats.metadata import Origin
-from pyspark_ckpt.history.run_log import RecordedRuns
-from pyspark_ckpt.history.run_record import RunEnded
+from pyspark_ckpt.history.run_log import RecordedRuns, RunEnded
 from pyspark_ckpt.query import coordinator
 from pyspark_ckpt.restore import claim
 from pyspark_ckpt.storage.open import LocalStorage

@@ -27,8 +27,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
 
 import pyspark_ckpt as ckpt
-from pyspark_ckpt.history.run_log import RecordedRuns
-from pyspark_ckpt.history.run_record import RunEnded
+from pyspark_ckpt.history.run_log import RecordedRuns, RunEnded
 from pyspark_ckpt.spark.jobs import SparkJobs
 from pyspark_ckpt.storage.open import LocalStorage
 from tests.query import model

@@ -19,18 +19,22 @@ from pyspark.sql import Row, SparkSession
 import pyspark_ckpt as ckpt
 from pyspark_ckpt.console.data.bundle import unpack_bundle, write_bundle
 from pyspark_ckpt.console.data.checkpoints import retained_checkpoints
-from pyspark_ckpt.console.data.kept_files import bundled_kept_files, kept_files
 from pyspark_ckpt.console.data.places import QueryPlace, find_places
 from pyspark_ckpt.console.data.planned import plan_against
 from pyspark_ckpt.console.data.queries import QuerySummary, summary_of
-from pyspark_ckpt.console.data.snapshots import SnapshotPage, checkpoint_page
+from pyspark_ckpt.console.data.snapshots import (
+    SnapshotPage,
+    bundled_kept_files,
+    checkpoint_page,
+    kept_files,
+)
 from pyspark_ckpt.console.data.states import KeyRequest, state_page
 from pyspark_ckpt.console.data.timeline import timeline_of
 from pyspark_ckpt.console.html.family import family_chart, read_savepoints
 from pyspark_ckpt.console.opening import open_console
 from pyspark_ckpt.console.server import make_app
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
-from pyspark_ckpt.history.last_run import SILENCE_MS, RunState
+from pyspark_ckpt.history.run_log import SILENCE_MS, RunState
 from pyspark_ckpt.storage.open import LocalStorage
 from tests.query.harness import OFTEN, RETAINED, Feed, Job
 from tests.query.model import OUTPUT, Reveal

@@ -98,7 +98,7 @@ def test_a_plot_without_its_library_names_the_extra(tmp_path: Path) -> None:
         "import sys\n"
         "sys.modules['matplotlib'] = None\n"
         "import pandas as pd\n"
-        "from pyspark_ckpt.history.history_frame import History\n"
+        "from pyspark_ckpt.history.frames import History\n"
         "names = ['kind', 'status', 'checkpoint_id', 'triggered_at', 'duration_ms', 'size_bytes']\n"
         "try:\n"
         "    History(columns=names).plot()\n"

@@ -9,8 +9,7 @@ import pytest
 from pyspark.sql import Row
 
 import pyspark_ckpt as ckpt
-from pyspark_ckpt.history.run_log import RecordedRuns
-from pyspark_ckpt.history.run_record import RunEnded, RunStarted
+from pyspark_ckpt.history.run_log import RecordedRuns, RunEnded, RunStarted
 from pyspark_ckpt.settings import PARALLELISM
 from pyspark_ckpt.storage.open import LocalStorage
 from tests.query.harness import INTERVAL, OFTEN, Job

@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import DataFrame
 
 import pyspark_ckpt as ckpt
-from pyspark_ckpt.formats.output_path import FIRST_WRITER_NAME, Writer, add_writer
+from pyspark_ckpt.formats.location_files import FIRST_WRITER_NAME, Writer, add_writer
 from pyspark_ckpt.query.start import QueryStart
 from pyspark_ckpt.restore.location import sink_path
 from pyspark_ckpt.spark.sink import COMPACT_INTERVAL

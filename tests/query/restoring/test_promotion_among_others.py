@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame
 
 import pyspark_ckpt as ckpt
 from pyspark_ckpt.cli.main import main
-from pyspark_ckpt.query.restartable import RestartableQuery
+from pyspark_ckpt.query.query import CheckpointedQuery
 from pyspark_ckpt.query.start import QueryStart
 from tests.query.harness import INLINE, INTERVAL, SAVEPOINT_DIR, Job
 from tests.query.restoring.numbered_job import (
@@ -129,9 +129,9 @@ def test_a_promotion_that_fails_leaves_the_subtasks_of_the_rescale_before_it(
 
 def test_a_shadow_is_promoted_once(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     restarting = Gate()
-    real = RestartableQuery._restart
+    real = CheckpointedQuery._restart
 
-    def restart(self: RestartableQuery, *arguments: Any) -> Any:
+    def restart(self: CheckpointedQuery, *arguments: Any) -> Any:
         restarting.wait()
         return real(self, *arguments)
 
@@ -140,7 +140,7 @@ def test_a_shadow_is_promoted_once(job: Job, monkeypatch: pytest.MonkeyPatch) ->
         query = writer_of(job).start()
         query.processAllAvailable()
         shadow = ckpt.shadow(query, job.but(processor=Mended).df, ignore=IGNORED)
-        monkeypatch.setattr(RestartableQuery, "_restart", restart)
+        monkeypatch.setattr(CheckpointedQuery, "_restart", restart)
         first = pool.submit(shadow.promote, None, True)
         restarting.await_arrival()
         second = pool.submit(shadow.promote, None, True)

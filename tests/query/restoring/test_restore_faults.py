@@ -14,7 +14,7 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 import pyspark_ckpt as ckpt
-from pyspark_ckpt.restore import spark_state
+from pyspark_ckpt.restore import rescale
 from pyspark_ckpt.storage.open import Storage
 from tests.faults.disk import Disk
 from tests.golden import comparing, program
@@ -123,9 +123,9 @@ def test_handles_that_cannot_be_read_are_no_empty_state(
     with job.running() as query:
         query.processAllAvailable()
         saved = query.triggerSavepoint(str(job.base / "savepoints")).path
-    real = spark_state._write_handles
+    real = rescale._write_handles
 
-    def damaged(directory: Storage, seed: spark_state.Seed) -> None:
+    def damaged(directory: Storage, seed: rescale.Seed) -> None:
         real(directory, seed)
         path = Path(directory.url) / "handles.parquet"
         path.write_bytes(b"no Parquet")
@@ -134,7 +134,7 @@ def test_handles_that_cannot_be_read_are_no_empty_state(
     fork = job.but(location="fork", out="fork_out")
     skips = {f"spark.sql.files.ignore{kind}Files": "true" for kind in ("Corrupt", "Missing")}
     with monkeypatch.context() as patched, session_conf(job.spark, skips):
-        patched.setattr(spark_state, "_write_handles", damaged)
+        patched.setattr(rescale, "_write_handles", damaged)
         with pytest.raises(StreamingQueryException, match=r"handles\.parquet"):
             fork.run(saved)
     job.feed.add(events_of(1))

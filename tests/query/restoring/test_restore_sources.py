@@ -23,7 +23,7 @@ from pyspark_ckpt.formats.layout import source_log_path
 from pyspark_ckpt.formats.metadata import CheckpointMetadata, SourceLog
 from pyspark_ckpt.formats.metadata_file import encode_metadata, read_metadata
 from pyspark_ckpt.spark.sink import COMPACT_INTERVAL
-from pyspark_ckpt.storage.file_reference import FileReference
+from pyspark_ckpt.storage.base import FileReference
 from pyspark_ckpt.storage.open import LocalStorage
 from tests.query.harness import Job, await_rows, newest_checkpoint, refused
 from tests.query.model import Count, counted_after, events_of, sequences

@@ -14,14 +14,14 @@ import msgspec
 import pytest
 
 import pyspark_ckpt as ckpt
-from pyspark_ckpt.history.run_record import (
+from pyspark_ckpt.history.run_log import (
     RUNS,
     RunStarted,
     decode_run_record,
     encode_run_record,
 )
 from pyspark_ckpt.restarting import rollback as rolling_back
-from pyspark_ckpt.restarting import silence
+from pyspark_ckpt.restarting import rollback as silence
 from pyspark_ckpt.storage.open import LocalStorage
 from pyspark_ckpt.stores.open import find_store
 from tests.query.harness import (

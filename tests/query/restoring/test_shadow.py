@@ -13,9 +13,9 @@ from pyspark.sql import DataFrame, Row
 from pyspark.sql.streaming import StatefulProcessor, StreamingQueryListener
 
 import pyspark_ckpt as ckpt
-from pyspark_ckpt.api.shadow_forks import shadow_of_location
+from pyspark_ckpt.api.shadowing import shadow_of_location
 from pyspark_ckpt.query.coordinator import CheckpointCoordinator
-from pyspark_ckpt.shadowing.rules import Rules
+from pyspark_ckpt.shadowing.report import Rules
 from pyspark_ckpt.storage.open import LocalStorage
 from tests.query.harness import BACKEND, BACKENDS, INTERVAL, Feed, Job, digests, until
 from tests.query.leftovers import metadata_json

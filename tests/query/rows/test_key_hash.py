@@ -16,7 +16,7 @@ from pyspark.sql import types as T
 from pyspark_ckpt.errors import NotBuiltYetError, PlanError, StateValueError
 from pyspark_ckpt.operator.rows.input import InputColumns
 from pyspark_ckpt.operator.rows.key_columns import canonical_column
-from pyspark_ckpt.operator.rows.key_hash import KeyPlaces
+from pyspark_ckpt.operator.rows.keys import KeyPlaces
 from pyspark_ckpt.operator.values.wire_form import holds
 from tests.query.rows.test_key_hashing import KEYS
 from tests.unit.operator.spark_values import TYPES, struct

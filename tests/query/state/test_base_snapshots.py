@@ -16,8 +16,8 @@ from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 
 from pyspark_ckpt.formats.handle import CHANGES_FORMAT
-from pyspark_ckpt.operator.durable import upload as snapshot_upload
-from pyspark_ckpt.storage.file_reference import FileReference
+from pyspark_ckpt.operator.durable import local_snapshots as snapshot_upload
+from pyspark_ckpt.storage.base import FileReference
 from tests.query.harness import (
     BACKEND,
     INTERVAL,

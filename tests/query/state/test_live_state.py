@@ -17,8 +17,7 @@ import pyspark_ckpt as ckpt
 from pyspark_ckpt.checkpoint.handles import read_handles
 from pyspark_ckpt.formats.handle import decode_handle
 from pyspark_ckpt.live import newest_handles, replica
-from pyspark_ckpt.live.newest_handles import CommittedEpoch, CommittedEpochs
-from pyspark_ckpt.live.state_changes import handles_in_changes
+from pyspark_ckpt.live.newest_handles import CommittedEpoch, CommittedEpochs, handles_in_changes
 from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.spark.session import reading_session
 from pyspark_ckpt.storage.open import LocalStorage, open_storage

@@ -15,7 +15,7 @@ from pyspark_ckpt.formats.handle import BaseFile, BaseSnapshot
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
 from pyspark_ckpt.restore import copies
 from pyspark_ckpt.restore.copies import HandleCopy, copy_handles
-from pyspark_ckpt.storage.file_reference import FileReference
+from pyspark_ckpt.storage.base import FileReference
 from pyspark_ckpt.storage.open import Storage, open_storage
 from pyspark_ckpt.stores.directory import CompletedCheckpoints
 from tests.query.harness import (

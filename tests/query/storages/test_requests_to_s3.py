@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import fsspec
 import pytest
 
-from pyspark_ckpt.storage.request_counts import between
 from pyspark_ckpt.storage.servers import s3 as s3_storage
+from pyspark_ckpt.storage.servers.remote import between
 from tests.query.harness import CHECKPOINT_DIR, INLINE, INTERVAL, Job
 from tests.query.model import events_of, expected
 from tests.servers.counting_server import Counting, counting_server

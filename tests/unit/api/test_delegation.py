@@ -8,7 +8,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 import pyspark_ckpt as ckpt
-from pyspark_ckpt.api.sink_writer import SinkWriter
+from pyspark_ckpt.api.writer import CheckpointedStreamWriter
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ def test_every_public_method_is_passed_on(ours: type, of_pyspark: type) -> None:
     names = {name for name in vars(of_pyspark) if not name.startswith("_")}
     classes = [each for each in ours.__mro__ if each.__module__.startswith("pyspark_ckpt.")]
     assert of_pyspark not in classes
-    own = {name for each in (*classes, SinkWriter) for name in vars(each)}
+    own = {name for each in (*classes, CheckpointedStreamWriter) for name in vars(each)}
     assert names <= own
 
 

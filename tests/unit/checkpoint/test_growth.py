@@ -23,7 +23,7 @@ from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.formats.metadata import CheckpointMetadata, OperatorMetadata
 from pyspark_ckpt.formats.modes import CheckpointKind
 from pyspark_ckpt.operator.durable import base_snapshot
-from pyspark_ckpt.operator.durable import upload as snapshot_upload
+from pyspark_ckpt.operator.durable import local_snapshots as snapshot_upload
 from pyspark_ckpt.operator.run import barrier
 from pyspark_ckpt.settings import Materialization
 from pyspark_ckpt.storage.open import LocalStorage

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from pyspark_ckpt.checkpoint.tolerance import Patience
+from pyspark_ckpt.checkpoint.runner import Patience
 from tests.unit.checkpoint.still_clock import StillClock
 
 

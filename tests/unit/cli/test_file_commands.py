@@ -16,7 +16,7 @@ import pytest
 import pyspark_ckpt
 from pyspark_ckpt import rename_uid
 from pyspark_ckpt.cli.main import main
-from pyspark_ckpt.cli.release_command import requested
+from pyspark_ckpt.cli.query_commands import requested
 from pyspark_ckpt.clock import utc_text
 from pyspark_ckpt.formats.metadata import (
     CheckpointMetadata,

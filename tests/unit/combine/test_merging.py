@@ -24,8 +24,8 @@ from pyspark_ckpt.combine.aggregates import (
     Min,
     Sum,
 )
-from pyspark_ckpt.combine.before_shuffle import CombinedBeforeShuffle
 from pyspark_ckpt.combine.combination import INPUT, Aggregates, FunctionOverTables
+from pyspark_ckpt.combine.plan import CombinedBeforeShuffle
 from pyspark_ckpt.errors import PlanError, StateValueError
 from pyspark_ckpt.operator.values.arrow_values import arrow_type
 

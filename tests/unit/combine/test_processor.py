@@ -24,7 +24,7 @@ from pyspark_ckpt.combine.aggregates import (
     Sum,
 )
 from pyspark_ckpt.combine.combination import Aggregates
-from pyspark_ckpt.combine.processor import CombiningProcessor
+from pyspark_ckpt.combine.plan import CombiningProcessor
 from pyspark_ckpt.errors import StateValueError
 from pyspark_ckpt.operator.modes.arrow import ArrowOutput
 from pyspark_ckpt.operator.rows.output import OutputRows

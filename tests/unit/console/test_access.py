@@ -24,8 +24,7 @@ from pyspark_ckpt.errors import CorruptFileError
 from pyspark_ckpt.formats.handle import Segment
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.formats.modes import CheckpointKind
-from pyspark_ckpt.history.run_log import RunLog
-from pyspark_ckpt.history.run_record import RunEnded, RunStarted, SettingInForce
+from pyspark_ckpt.history.run_log import RunEnded, RunLog, RunStarted, SettingInForce
 from pyspark_ckpt.storage.open import LocalStorage
 from pyspark_ckpt.stores.directory import CompletedCheckpoints
 from tests.servers.chromium import chromium

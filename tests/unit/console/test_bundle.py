@@ -12,9 +12,8 @@ import msgspec
 import pytest
 
 from pyspark_ckpt.cli.main import main
-from pyspark_ckpt.console.data import bundle, bundled_content
-from pyspark_ckpt.console.data.bundle import unpack_bundle, write_bundle
-from pyspark_ckpt.console.data.bundled_content import without_keys
+from pyspark_ckpt.console.data import bundle
+from pyspark_ckpt.console.data.bundle import unpack_bundle, without_keys, write_bundle
 from pyspark_ckpt.console.data.places import find_places
 from pyspark_ckpt.console.data.queries import summary_of
 from pyspark_ckpt.console.server import make_app
@@ -22,15 +21,16 @@ from pyspark_ckpt.errors import CorruptFileError
 from pyspark_ckpt.formats.layout import store_note_path
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.formats.metadata_file import encode_metadata
-from pyspark_ckpt.history.last_run import RunState
-from pyspark_ckpt.history.run_log import RecordedRuns, RunLog
-from pyspark_ckpt.history.run_record import (
+from pyspark_ckpt.history.run_log import (
     RUNS,
     CheckpointRecord,
     OperatorRecord,
+    RecordedRuns,
     RunEnded,
+    RunLog,
     RunNote,
     RunStarted,
+    RunState,
     SettingInForce,
     SlowKeyRecord,
     decode_run_record,
@@ -79,7 +79,7 @@ def test_who_made_a_query_is_kept_though_notes_are_left_out(
         log.write(RunStarted(run_id=user, at_ms=1, query_id="q", started_by=user))
         for _ in range(5):
             log.write(note())
-    monkeypatch.setattr(bundled_content, "NOTES_KEPT", 3)
+    monkeypatch.setattr(bundle, "NOTES_KEPT", 3)
     (place,) = find_places(bundled(root, tmp_path)).queries
     assert summary_of(place, 2).made_by == "ann"
     assert len(RecordedRuns(place.checkpoints).notes(100)) == 3
@@ -89,7 +89,7 @@ def test_the_last_run_is_that_of_the_query_though_it_has_run_for_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its start is older than all notes that are kept."""
-    monkeypatch.setattr(bundled_content, "NOTES_KEPT", 3)
+    monkeypatch.setattr(bundle, "NOTES_KEPT", 3)
     (tmp_path / "all/orders/pyspark_ckpt/shared").mkdir(parents=True)
     root = LocalStorage(tmp_path / "all")
     log = RunLog(root.child("orders/pyspark_ckpt"))

@@ -14,9 +14,9 @@ from pyspark_ckpt.console.html.charts import (
     stacked_bars,
     time_chart,
 )
-from pyspark_ckpt.console.html.query_charts import sizes_chart
+from pyspark_ckpt.console.html.pages import sizes_chart
 from pyspark_ckpt.console.html.rendering import bytes_text, milliseconds_text
-from pyspark_ckpt.history.run_record import CheckpointRecord
+from pyspark_ckpt.history.run_log import CheckpointRecord
 from pyspark_ckpt.storage.open import Storage
 
 

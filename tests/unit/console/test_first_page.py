@@ -15,18 +15,18 @@ from pyspark_ckpt.console.data import glances
 from pyspark_ckpt.console.data.places import QueryPlace, find_places, key_of
 from pyspark_ckpt.console.data.queries import QuerySummary, summary_of
 from pyspark_ckpt.console.data.snapshots import SKEWED, most_skewed
-from pyspark_ckpt.console.data.trends import Growth, Trend, growth_of
+from pyspark_ckpt.console.data.states import Growth, Trend, growth_of
 from pyspark_ckpt.console.server import make_app
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.formats.modes import CheckpointKind
 from pyspark_ckpt.history.places import LEVELS, savepoint_entries
-from pyspark_ckpt.history.run_log import RunLog
-from pyspark_ckpt.history.run_record import (
+from pyspark_ckpt.history.run_log import (
     CheckpointRecord,
     EpochRecord,
     OperatorEpoch,
     OperatorRecord,
     RunEnded,
+    RunLog,
     RunNote,
     RunStarted,
     SlowKeyRecord,

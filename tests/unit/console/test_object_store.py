@@ -10,8 +10,7 @@ import pytest
 from pyspark_ckpt.console.server import make_app
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.formats.modes import CheckpointKind
-from pyspark_ckpt.history.run_log import RunLog
-from pyspark_ckpt.history.run_record import EpochRecord, RunEnded, RunNote, RunStarted
+from pyspark_ckpt.history.run_log import EpochRecord, RunEnded, RunLog, RunNote, RunStarted
 from pyspark_ckpt.storage.open import open_storage
 from pyspark_ckpt.stores.directory import CompletedCheckpoints
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pyspark_ckpt.console.data import pace
-from pyspark_ckpt.console.data.pace import Pace
+from pyspark_ckpt.console.data import states as pace
+from pyspark_ckpt.console.data.states import Pace
 
 
 @pytest.fixture

@@ -17,8 +17,7 @@ from pyspark_ckpt.formats.metadata import CheckpointMetadata, Origin
 from pyspark_ckpt.formats.metadata_file import encode_metadata
 from pyspark_ckpt.formats.modes import CheckpointKind
 from pyspark_ckpt.formats.origin import ORIGIN_NAME
-from pyspark_ckpt.history.run_log import RunLog
-from pyspark_ckpt.history.run_record import RunStarted
+from pyspark_ckpt.history.run_log import RunLog, RunStarted
 from pyspark_ckpt.storage.open import LocalStorage
 from pyspark_ckpt.stores.directory import CompletedCheckpoints
 from tests.unit.console.made_operator import operator

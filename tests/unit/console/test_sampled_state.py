@@ -14,9 +14,9 @@ import pytest
 from pyspark.sql import types as T
 
 import pyspark_ckpt as ckpt
-from pyspark_ckpt.console.data import sampled_state
+from pyspark_ckpt.console.data import states as sampled_state
 from pyspark_ckpt.console.data.places import key_of
-from pyspark_ckpt.console.data.sampled_state import entries_of_key, sample_of, timers_of
+from pyspark_ckpt.console.data.states import entries_of_key, sample_of, timers_of
 from pyspark_ckpt.console.server import make_app
 from pyspark_ckpt.formats import canonical_file
 from pyspark_ckpt.formats.metadata_file import read_metadata

@@ -21,13 +21,13 @@ from pyspark_ckpt.console.data.timeline import CheckpointRow, timeline_of
 from pyspark_ckpt.formats.handle import EpochMetrics
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.formats.modes import CheckpointKind
-from pyspark_ckpt.history.run_log import RunLog
-from pyspark_ckpt.history.run_record import (
+from pyspark_ckpt.history.run_log import (
     CheckpointRecord,
     EpochRecord,
     OperatorEpoch,
     OperatorRecord,
     RunEnded,
+    RunLog,
     RunNote,
     RunStarted,
     SlowKeyRecord,

@@ -7,10 +7,15 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import types as T
 
-from pyspark_ckpt.console.data.sampled_state import HeavyKey, Sample, _heaviest
 from pyspark_ckpt.console.data.snapshots import operator_table
-from pyspark_ckpt.console.data.states import StateSample, grown_keys
-from pyspark_ckpt.console.data.trends import Trend
+from pyspark_ckpt.console.data.states import (
+    HeavyKey,
+    Sample,
+    StateSample,
+    Trend,
+    _heaviest,
+    grown_keys,
+)
 from pyspark_ckpt.formats.handle import EpochMetrics, StateDescriptor
 from tests.unit.console.made_operator import operator
 

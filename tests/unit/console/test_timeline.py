@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from pyspark_ckpt.console.data.timeline import NOTES_SHOWN, _epochs, phases_of
-from pyspark_ckpt.history.run_record import EpochRecord, OperatorEpoch, RunNote
+from pyspark_ckpt.history.run_log import EpochRecord, OperatorEpoch, RunNote
 
 EPOCH = EpochRecord(
     epoch=7, began_at_ms=0, duration_ms=1000, rows=1,

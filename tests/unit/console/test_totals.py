@@ -10,16 +10,23 @@ import pytest
 from pyspark.sql import types as T
 
 import pyspark_ckpt as ckpt
-from pyspark_ckpt.console.data import sampled_state
+from pyspark_ckpt.console.data import states as sampled_state
 from pyspark_ckpt.console.data.places import QueryPlace
-from pyspark_ckpt.console.data.sampled_state import HeavyKey, Sample, entries_of_key
 from pyspark_ckpt.console.data.snapshots import FILES_SHOWN, savepoint_page
-from pyspark_ckpt.console.data.states import KeyEntries, StatePage, StateSample
-from pyspark_ckpt.console.data.trends import Growth, Trend
+from pyspark_ckpt.console.data.states import (
+    Growth,
+    HeavyKey,
+    KeyEntries,
+    Sample,
+    StatePage,
+    StateSample,
+    Trend,
+    entries_of_key,
+)
 from pyspark_ckpt.console.html import pages
 from pyspark_ckpt.formats.handle import Segment
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
-from pyspark_ckpt.storage.file_reference import FileReference
+from pyspark_ckpt.storage.base import FileReference
 from pyspark_ckpt.storage.open import LocalStorage
 from tests.unit.console.made_operator import operator
 from tests.unit.snapshot.made_savepoint import UID, Key, MadeSavepoint

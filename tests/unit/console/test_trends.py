@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pyspark_ckpt.console.data.states import slow_keys_of
-from pyspark_ckpt.console.data.trends import growth_of
-from pyspark_ckpt.history.run_record import (
+from pyspark_ckpt.console.data.states import growth_of, slow_keys_of
+from pyspark_ckpt.history.run_log import (
     CheckpointRecord,
     OperatorRecord,
     SlowKeyRecord,

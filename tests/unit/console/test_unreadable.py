@@ -16,9 +16,7 @@ from pyspark_ckpt.errors import CkptError
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.formats.metadata_file import encode_metadata
 from pyspark_ckpt.formats.modes import CheckpointKind
-from pyspark_ckpt.history.last_run import RunState
-from pyspark_ckpt.history.run_log import RecordedRuns, RunLog
-from pyspark_ckpt.history.run_record import RUNS, RunStarted
+from pyspark_ckpt.history.run_log import RUNS, RecordedRuns, RunLog, RunStarted, RunState
 from pyspark_ckpt.storage.open import LocalStorage
 from pyspark_ckpt.stores.directory import CompletedCheckpoints
 

@@ -13,7 +13,7 @@ from pyspark.sql.streaming import StatefulProcessor
 
 import pyspark_ckpt as ckpt
 from pyspark_ckpt.editing import operator_job
-from pyspark_ckpt.spark.conf import SMALL_BATCHES
+from pyspark_ckpt.spark.own_session import SMALL_BATCHES
 
 _WRITE_ENTRIES = operator_job.WriteEntries
 (_KEY,) = SMALL_BATCHES

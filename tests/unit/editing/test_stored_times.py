@@ -13,12 +13,17 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from pyspark_ckpt.editing.entries.encoding import StoredValues
-from pyspark_ckpt.editing.stored_times import BEYOND, as_written, shown_times, stored_times
-from pyspark_ckpt.editing.table_columns import columns_of, timer_columns
+from pyspark_ckpt.editing.typed_frames import (
+    BEYOND,
+    as_written,
+    columns_of,
+    shown_times,
+    stored_times,
+    timer_columns,
+)
 from pyspark_ckpt.formats.handle import StateDescriptor
 from pyspark_ckpt.operator.table.time_to_live import StateTtlConfig
-from pyspark_ckpt.snapshot.binary_columns import BinaryColumn
-from pyspark_ckpt.snapshot.columns import StateValues
+from pyspark_ckpt.snapshot.columns import BinaryColumn, StateValues
 from tests.unit.operator.subtask_epochs import NUMBER, SubtaskEpochs, heap_epochs
 
 LONG = 1 << 63

@@ -33,7 +33,7 @@ from pyspark_ckpt.formats.modes import (
     TtlUpdate,
     TtlVisibility,
 )
-from pyspark_ckpt.storage.file_reference import FileReference
+from pyspark_ckpt.storage.base import FileReference
 
 BASE = BaseSnapshot(
     "4-b", 5, 9, (BaseFile("state.chg", FileReference("shared/base", 90, "b" * 64)),)

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from pyspark_ckpt.errors import CorruptFileError
-from pyspark_ckpt.formats.handle import Handle
-from pyspark_ckpt.formats.initial_handles import (
+from pyspark_ckpt.formats.handle import (
+    Handle,
     newest_initial_time_ms,
     read_initial_handle,
     subtasks_not_woken,

@@ -48,7 +48,7 @@ from pyspark_ckpt.formats.metadata_file import (
     read_metadata,
 )
 from pyspark_ckpt.formats.modes import CheckpointKind, TtlTime, TtlUpdate, TtlVisibility
-from pyspark_ckpt.storage.file_reference import FileReference
+from pyspark_ckpt.storage.base import FileReference
 from pyspark_ckpt.storage.open import LocalStorage, Storage
 from tests.golden.earlier_version import run_earlier
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pyspark_ckpt.errors import CorruptFileError
-from pyspark_ckpt.formats.rolled_back import (
+from pyspark_ckpt.formats.location_files import (
     RolledBack,
     read_rolled_back,
     void_after_return,

@@ -11,12 +11,11 @@ import pytest
 from pyspark_ckpt.clock import now_ms
 from pyspark_ckpt.errors import CorruptFileError
 from pyspark_ckpt.formats.layout import HISTORY, id_mark_path
-from pyspark_ckpt.formats.small_file import read_small_file
+from pyspark_ckpt.formats.location_files import read_small_file
 from pyspark_ckpt.history.log import HistoryLog
-from pyspark_ckpt.history.run_log import RecordedRuns
-from pyspark_ckpt.history.run_record import RUNS
+from pyspark_ckpt.history.run_log import RUNS, RecordedRuns
 from pyspark_ckpt.storage.local import LocalStorage
-from pyspark_ckpt.stores.id_marks import IdMarks
+from pyspark_ckpt.stores.directory import IdMarks
 from pyspark_ckpt.stores.reader_pins import pin_name, pinned_files
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pyspark_ckpt.history.last_run import RunState, last_run
-from pyspark_ckpt.history.run_record import RunEnded, RunNote, RunStarted
+from pyspark_ckpt.history.run_log import RunEnded, RunNote, RunStarted, RunState, last_run
 
 NOW_MS = 1_000_000
 

@@ -9,8 +9,7 @@ import pytest
 
 from pyspark_ckpt.errors import CheckpointNotFoundError
 from pyspark_ckpt.history.places import LEVELS, find_checkpoints_directory, savepoint_entries
-from pyspark_ckpt.history.run_log import RunLog
-from pyspark_ckpt.history.run_record import RunStarted
+from pyspark_ckpt.history.run_log import RunLog, RunStarted
 from pyspark_ckpt.storage.open import LocalStorage
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "0.1.0" / "heap-native" / "savepoint"

@@ -13,11 +13,12 @@ from pyspark_ckpt.formats.handle import EpochPhases
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.history import run_log
 from pyspark_ckpt.history.records import CompletedCheckpoint
-from pyspark_ckpt.history.run_log import RecordedRuns, RunLog
-from pyspark_ckpt.history.run_record import (
+from pyspark_ckpt.history.run_log import (
     RUNS,
     EpochRecord,
+    RecordedRuns,
     RunEnded,
+    RunLog,
     RunNote,
     RunStarted,
     decode_run_record,

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from pyspark_ckpt.metrics.declared import METRICS, QUERY_LABELS, ROCKSDB_PROPERTIES
-from pyspark_ckpt.metrics.epoch_values import EpochValues
-from pyspark_ckpt.metrics.point import point
+from pyspark_ckpt.metrics.values import EpochValues, point
 from state_backends import open_backend
 from state_backends.rocksdb import FIGURES
 from tools import write_metrics

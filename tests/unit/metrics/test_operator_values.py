@@ -8,7 +8,7 @@ import pytest
 from pyspark_ckpt.formats.handle import EpochMetrics, Handle, Segment, StateCount, StateCounts
 from pyspark_ckpt.formats.metadata import CheckpointMetadata, OperatorMetadata
 from pyspark_ckpt.formats.modes import CheckpointKind
-from pyspark_ckpt.metrics.operator_values import operator_values
+from pyspark_ckpt.metrics.values import operator_values
 
 EPOCH = 7
 

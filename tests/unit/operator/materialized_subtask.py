@@ -11,9 +11,8 @@ import msgspec
 
 from pyspark_ckpt.formats.handle import Handle, following
 from pyspark_ckpt.operator.durable.local_copy import open_local_copy
-from pyspark_ckpt.operator.durable.local_snapshots import LocalSnapshot
+from pyspark_ckpt.operator.durable.local_snapshots import LocalSnapshot, upload, upload_steps
 from pyspark_ckpt.operator.durable.materialization import EpochStart, Materializer
-from pyspark_ckpt.operator.durable.upload import upload, upload_steps
 from pyspark_ckpt.operator.run.barrier import make_segment
 from pyspark_ckpt.operator.table.writes import in_frames
 from pyspark_ckpt.settings import Materialization

@@ -13,7 +13,7 @@ from pyspark_ckpt.formats.handle import StateDescriptor
 from pyspark_ckpt.formats.modes import TimeMode
 from pyspark_ckpt.migration import Migration
 from pyspark_ckpt.operator.state.handle import ProcessorHandle
-from pyspark_ckpt.operator.state.sweep import sweep
+from pyspark_ckpt.operator.state.removal import sweep
 from pyspark_ckpt.operator.table.stored_keys import encode_key_group
 from pyspark_ckpt.operator.table.table import StateTable
 from pyspark_ckpt.operator.table.writes import DEFAULT_LIMIT_BYTES, EpochWrites

@@ -13,7 +13,7 @@ from pyspark import cloudpickle
 from pyspark.sql import types as T
 
 from pyspark_ckpt.operator.run.user_sources import NO_SOURCES, UserSources
-from pyspark_ckpt.operator.user_frames import definition, shortened, user_frames
+from pyspark_ckpt.operator.task_failure import definition, shortened, user_frames
 from pyspark_ckpt.operator.values.codec import TupleCodec
 
 CELL = "/tmp/ipykernel_1/2.py"

@@ -11,7 +11,7 @@ import pytest
 
 from pyspark_ckpt.clock import now_ms
 from pyspark_ckpt.formats.requests import Action, Request, RequestFiles
-from pyspark_ckpt.query.housekeeping import Housekeeping, remove_leftovers
+from pyspark_ckpt.query.coordinator import Housekeeping, remove_leftovers
 from pyspark_ckpt.query.requests import Actions, RequestHandler, WorkUnderWay
 from pyspark_ckpt.restore.location.exchange import Exchange, exchange, finish_restart
 from pyspark_ckpt.settings import Settings

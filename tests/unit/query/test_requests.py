@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from pyspark_ckpt.checkpoint.tolerance import SHORTEST_MS
+from pyspark_ckpt.checkpoint.runner import SHORTEST_MS
 from pyspark_ckpt.cli.main import main
 from pyspark_ckpt.clock import now_ms
 from pyspark_ckpt.errors import CkptError, ConfigurationError, CorruptFileError, UnsafePathError
@@ -27,7 +27,7 @@ from pyspark_ckpt.formats.requests import (
     RequestFiles,
 )
 from pyspark_ckpt.history.records import Savepoint
-from pyspark_ckpt.query.housekeeping import Housekeeping
+from pyspark_ckpt.query.coordinator import Housekeeping
 from pyspark_ckpt.query.requests import Actions, RequestHandler, WorkUnderWay, savepoint_target
 from pyspark_ckpt.settings import Settings
 from pyspark_ckpt.storage.open import Storage, open_storage

@@ -19,7 +19,7 @@ from pyspark_ckpt.restarting.rollback import rollback
 from pyspark_ckpt.restarting.turn import turn_of
 from pyspark_ckpt.restore import seeding
 from pyspark_ckpt.restore.location.exchange import Exchange, begun_exchange
-from pyspark_ckpt.restore.spark_state import Seed
+from pyspark_ckpt.restore.rescale import Seed
 from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.storage.open import LocalStorage, Storage
 from pyspark_ckpt.stores.directory import CompletedCheckpoints

@@ -9,10 +9,8 @@ import pytest
 
 from pyspark_ckpt.clock import now_ms
 from pyspark_ckpt.errors import RestoreError
-from pyspark_ckpt.history.last_run import SILENCE_MS
-from pyspark_ckpt.history.run_log import RunLog
-from pyspark_ckpt.history.run_record import RUNS, RunEnded, RunNote, RunStarted
-from pyspark_ckpt.restarting.silence import check_silent
+from pyspark_ckpt.history.run_log import RUNS, SILENCE_MS, RunEnded, RunLog, RunNote, RunStarted
+from pyspark_ckpt.restarting.rollback import check_silent
 from pyspark_ckpt.storage.open import LocalStorage
 
 HOUR_MS = 3_600_000

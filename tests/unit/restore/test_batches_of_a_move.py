@@ -8,8 +8,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from pyspark_ckpt.spark.conf import SMALL_BATCHES
-from pyspark_ckpt.spark.own_session import own_session
+from pyspark_ckpt.spark.own_session import SMALL_BATCHES, own_session
 
 
 @pytest.mark.further

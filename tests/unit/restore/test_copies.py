@@ -11,7 +11,7 @@ import pytest
 from pyspark_ckpt.formats.handle import BaseFile, BaseSnapshot, Handle, Segment
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
 from pyspark_ckpt.restore.copies import HandleCopy, copy_handles
-from pyspark_ckpt.storage.file_reference import FileReference
+from pyspark_ckpt.storage.base import FileReference
 from pyspark_ckpt.storage.open import LocalStorage
 
 OPERATOR = OperatorDescriptor(uid="op", parallelism=3, max_parallelism=8, key_schema="{}")

@@ -39,9 +39,9 @@ from pyspark_ckpt.savepoint.dispose import dispose_savepoint
 from pyspark_ckpt.savepoint.savepoint import write_savepoint
 from pyspark_ckpt.snapshot.data_source import StateDataSource
 from pyspark_ckpt.snapshot.snapshot import open_state
-from pyspark_ckpt.spark.operators import StatefulOperators
+from pyspark_ckpt.spark.plan import StatefulOperators
 from pyspark_ckpt.spark.state_files import with_operator_id
-from pyspark_ckpt.storage.file_reference import FileReference
+from pyspark_ckpt.storage.base import FileReference
 from pyspark_ckpt.storage.open import LocalStorage, Storage
 from tests.unit.restore.tampered import packed, tampered
 

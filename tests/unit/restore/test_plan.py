@@ -23,7 +23,7 @@ from pyspark_ckpt.restore.planned import Action, CopiedOperator, MovedOperator
 from pyspark_ckpt.restore.seeding import seed, write_query_id
 from pyspark_ckpt.restore.source import RestoreSource
 from pyspark_ckpt.savepoint.savepoint import write_savepoint
-from pyspark_ckpt.spark.operators import SparkOperator, StatefulOperators
+from pyspark_ckpt.spark.plan import SparkOperator, StatefulOperators
 from pyspark_ckpt.storage.open import LocalStorage
 
 

@@ -14,8 +14,8 @@ from pyspark_ckpt.formats.metadata import CheckpointMetadata, SourceLog
 from pyspark_ckpt.history.verification import verify
 from pyspark_ckpt.restore.plan import RestoreRequest, plan_of
 from pyspark_ckpt.restore.source import RestoreSource, open_source
-from pyspark_ckpt.spark.operators import StatefulOperators
-from pyspark_ckpt.storage.file_reference import FileReference
+from pyspark_ckpt.spark.plan import StatefulOperators
+from pyspark_ckpt.storage.base import FileReference
 from pyspark_ckpt.storage.open import LocalStorage
 from pyspark_ckpt.stores.directory import CompletedCheckpoints
 

@@ -18,7 +18,7 @@ from pyspark_ckpt.history.records import Savepoint
 from pyspark_ckpt.history.verification import verify
 from pyspark_ckpt.savepoint.dispose import dispose_savepoint
 from pyspark_ckpt.savepoint.savepoint import write_savepoint
-from pyspark_ckpt.storage.file_reference import FileReference
+from pyspark_ckpt.storage.base import FileReference
 from pyspark_ckpt.storage.open import LocalStorage, Storage, open_storage
 from tests.unit.restore.tampered import tampered
 

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from pyspark_ckpt.savepoint.progress import shown_progress
+from pyspark_ckpt.savepoint.job import shown_progress
 
 PROGRAM = """
-from pyspark_ckpt.savepoint.progress import shown_progress
+from pyspark_ckpt.savepoint.job import shown_progress
 with shown_progress("savepoint of epoch 7", 4) as progress:
     for _ in range(4):
         progress.advance(1)
@@ -34,7 +34,7 @@ def test_without_a_terminal_the_log_shows_progress(caplog: pytest.LogCaptureFixt
 
 TASKS = """
 from threading import Event
-from pyspark_ckpt.savepoint.progress import shown_progress
+from pyspark_ckpt.savepoint.job import shown_progress
 was_asked = Event()
 def tasks():
     was_asked.set()

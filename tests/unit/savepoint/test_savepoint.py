@@ -21,7 +21,7 @@ from pyspark_ckpt.operator.durable.savepoint_copy import SubtaskCopy
 from pyspark_ckpt.savepoint import savepoint as savepoint_module
 from pyspark_ckpt.savepoint.savepoint import run_copies_here, write_savepoint
 from pyspark_ckpt.storage import retrying as retrying_storage
-from pyspark_ckpt.storage.file_reference import FileReference
+from pyspark_ckpt.storage.base import FileReference
 from pyspark_ckpt.storage.open import LocalStorage, Storage
 from tests.faults.faulty_storage import FaultyStorage, Plan
 

@@ -12,7 +12,7 @@ from pyspark_ckpt.formats.handle import BaseFile, BaseSnapshot, Handle
 from pyspark_ckpt.operator.durable.savepoint_copy import SubtaskCopy
 from pyspark_ckpt.savepoint.job import SavepointJob
 from pyspark_ckpt.spark.jobs import SparkJobs
-from pyspark_ckpt.storage.file_reference import FileReference
+from pyspark_ckpt.storage.base import FileReference
 
 
 def copy_of(subtask: int, size_bytes: int) -> SubtaskCopy:

@@ -11,9 +11,7 @@ from typing import Any
 import pytest
 
 import pyspark_ckpt as ckpt
-from pyspark_ckpt.shadowing.difference import ShadowDifference, pair_rows, same
-from pyspark_ckpt.shadowing.report import MOST_KEPT, Tally
-from pyspark_ckpt.shadowing.rules import Rules
+from pyspark_ckpt.shadowing.report import MOST_KEPT, Rules, ShadowDifference, Tally, pair_rows, same
 
 
 def pairs(

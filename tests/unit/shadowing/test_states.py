@@ -14,7 +14,7 @@ from pyspark.sql import types as T
 from pyspark_ckpt.formats.metadata import SparkOperatorMetadata
 from pyspark_ckpt.operator.state.handle import ProcessorHandle
 from pyspark_ckpt.restore.source import RestoreSource
-from pyspark_ckpt.shadowing.rules import Rules
+from pyspark_ckpt.shadowing.report import Rules
 from pyspark_ckpt.shadowing.states import differing_entries
 from tests.unit.snapshot.made_savepoint import UID, Key, MadeSavepoint
 

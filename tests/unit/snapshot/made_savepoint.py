@@ -24,8 +24,7 @@ from pyspark_ckpt.formats.layout import METADATA_NAME, canonical_path, segment_p
 from pyspark_ckpt.formats.metadata import CheckpointMetadata, OperatorMetadata
 from pyspark_ckpt.formats.metadata_file import encode_metadata
 from pyspark_ckpt.formats.modes import CheckpointKind, TimeMode
-from pyspark_ckpt.operator.rows.key_groups import subtask_of
-from pyspark_ckpt.operator.rows.key_hash import KeyPlaces
+from pyspark_ckpt.operator.rows.keys import KeyPlaces, subtask_of
 from pyspark_ckpt.operator.state.handle import ProcessorHandle
 from pyspark_ckpt.operator.table.stored_keys import encode_key_group
 from pyspark_ckpt.operator.table.writes import DEFAULT_LIMIT_BYTES

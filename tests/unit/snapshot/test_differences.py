@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pyspark.sql import types as T
 
 import pyspark_ckpt as ckpt
-from pyspark_ckpt.operator.state import sweep
+from pyspark_ckpt.operator.state import removal
 from pyspark_ckpt.operator.state.handle import ProcessorHandle
 from tests.unit.operator.subtask_epochs import IN_MEMORY, NUMBER, TEXT
 from tests.unit.snapshot.made_savepoint import UID, MadeSavepoint
@@ -222,7 +222,7 @@ def test_large_integers_beside_nulls_keep_their_digits_in_frames(tmp_path: Path)
 def test_entries_of_a_deleted_state_that_are_not_yet_swept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sweep, "LEAST_ENTRIES", 2)
+    monkeypatch.setattr(removal, "LEAST_ENTRIES", 2)
     made = MadeSavepoint(tmp_path, KEY, USERS)
     n = schema_of(["n"])
     saved: list[tuple[str, set[str]]] = []

@@ -19,7 +19,7 @@ from pyspark_ckpt.formats.change_file import encode_changes
 from pyspark_ckpt.formats.handle import BaseFile, BaseSnapshot, Handle
 from pyspark_ckpt.formats.layout import METADATA_NAME
 from pyspark_ckpt.formats.metadata_file import encode_metadata, read_metadata
-from pyspark_ckpt.operator.rows.key_hash import KeyPlaces
+from pyspark_ckpt.operator.rows.keys import KeyPlaces
 from pyspark_ckpt.operator.state.handle import ProcessorHandle
 from pyspark_ckpt.operator.table.stored_keys import OPERATOR_STATE, RAW_STATE, encode_key_group
 from pyspark_ckpt.storage.local import LocalStorage

@@ -9,7 +9,7 @@ import pytest
 
 from pyspark_ckpt.errors import CorruptFileError
 from pyspark_ckpt.formats.handle import Handle
-from pyspark_ckpt.snapshot.lookup import entries_with_prefix
+from pyspark_ckpt.snapshot.entries import entries_with_prefix
 from pyspark_ckpt.storage.open import Storage
 from state_backends import BACKEND_TYPES
 from tests.unit.operator.materialized_subtask import ALWAYS, NEVER, MaterializedSubtask

@@ -15,9 +15,9 @@ import pyspark_ckpt as ckpt
 from pyspark_ckpt.clock import now_ms
 from pyspark_ckpt.formats.layout import METADATA_NAME
 from pyspark_ckpt.restore.source import RestoreSource
-from pyspark_ckpt.snapshot import parts as parts_module
+from pyspark_ckpt.snapshot import data_source as parts_module
 from pyspark_ckpt.snapshot import pin as pin_module
-from pyspark_ckpt.snapshot.parts import Part, PartPin, parts_of
+from pyspark_ckpt.snapshot.data_source import Part, PartPin, parts_of
 from pyspark_ckpt.snapshot.pin import LEASE_MS, ReaderPin
 from pyspark_ckpt.storage.local import LocalStorage
 from pyspark_ckpt.stores import reader_pins

@@ -8,8 +8,7 @@ import pytest
 from pyspark.sql import types as T
 
 from pyspark_ckpt.formats.handle import StateDescriptor
-from pyspark_ckpt.snapshot.binary_columns import BinaryColumn
-from pyspark_ckpt.snapshot.columns import StateValues
+from pyspark_ckpt.snapshot.columns import BinaryColumn, StateValues
 
 AT = T.StructType([T.StructField("at", T.TimestampType())])
 WIDER = T.StructType([T.StructField("n", T.LongType()), *AT.fields])

@@ -14,7 +14,7 @@ from pyspark_ckpt.errors import CheckpointNotFoundError, ConfigurationError
 from pyspark_ckpt.formats.metadata_file import read_metadata
 from pyspark_ckpt.storage.open import open_storage
 from pyspark_ckpt.storage.servers import azure as azure_storage
-from pyspark_ckpt.storage.servers.parts import PART_BYTES
+from pyspark_ckpt.storage.servers.remote import PART_BYTES
 from tests.servers.azure import ACCOUNT, CONTAINER
 from tests.servers.losing_server import Losses, losing_azure
 from tests.servers.s3_front import Request

@@ -12,8 +12,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from pyspark_ckpt.errors import CheckpointNotFoundError, CorruptFileError
 from pyspark_ckpt.formats.layout import AUTHOR_NAME, METADATA_NAME, OWNERS, POINTED_NAME
-from pyspark_ckpt.storage.base import Storage
-from pyspark_ckpt.storage.file_reference import FileReference
+from pyspark_ckpt.storage.base import FileReference, Storage
 from pyspark_ckpt.storage.memory import MemoryStorage
 from pyspark_ckpt.storage.open import LocalStorage
 from pyspark_ckpt.stores.directory import CompletedCheckpoints

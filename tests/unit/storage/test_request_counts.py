@@ -8,9 +8,9 @@ import fsspec
 import pytest
 
 from pyspark_ckpt.storage.open import open_storage
-from pyspark_ckpt.storage.request_counts import between
 from pyspark_ckpt.storage.retrying import RetryingStorage
 from pyspark_ckpt.storage.servers import s3 as s3_storage
+from pyspark_ckpt.storage.servers.remote import between
 from tests.servers.counting_server import Counting, counting_server
 
 LARGE = 17 << 20

@@ -18,7 +18,7 @@ from pyspark_ckpt.formats.layout import segment_path
 from pyspark_ckpt.formats.metadata_file import read_metadata
 from pyspark_ckpt.storage.open import open_storage
 from pyspark_ckpt.storage.servers import s3 as s3_storage
-from pyspark_ckpt.storage.servers.parts import PART_BYTES
+from pyspark_ckpt.storage.servers.remote import PART_BYTES
 from pyspark_ckpt.storage.servers.s3 import S3Storage
 from tests.servers import s3 as s3_server_module
 from tests.servers.conflicting_s3 import Conflicts, conflicting_s3

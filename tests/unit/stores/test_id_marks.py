@@ -10,8 +10,7 @@ from pyspark_ckpt.errors import CorruptFileError
 from pyspark_ckpt.formats.layout import id_mark_path
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.storage.open import LocalStorage
-from pyspark_ckpt.stores.directory import CompletedCheckpoints
-from pyspark_ckpt.stores.id_marks import IDS_OF_MARK, IdMarks
+from pyspark_ckpt.stores.directory import IDS_OF_MARK, CompletedCheckpoints, IdMarks
 
 
 class Lagging(LocalStorage):

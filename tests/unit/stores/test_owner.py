@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from pyspark_ckpt.errors import CorruptFileError, RestoreError
-from pyspark_ckpt.storage.file_reference import FileReference
+from pyspark_ckpt.storage.base import FileReference
 from pyspark_ckpt.storage.open import LocalStorage, Storage, open_storage
 from pyspark_ckpt.stores.owner import Owner, check_owner, claim_directory
 

@@ -17,7 +17,7 @@ from pyspark_ckpt.errors import (
     RestoreError,
     UnsafePathError,
 )
-from pyspark_ckpt.formats.place_record import PlaceRecord, read_place, write_place
+from pyspark_ckpt.formats.location_files import PlaceRecord, read_place, write_place
 from pyspark_ckpt.history.places import find_checkpoints_directory
 from pyspark_ckpt.restore.location.start_location import StartLocation
 from pyspark_ckpt.storage.open import LocalStorage, Storage, open_storage

@@ -12,10 +12,10 @@ from pyspark.sql.streaming import StatefulProcessor
 
 from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.formats.layout import CHECKPOINTS_DIRECTORY
+from pyspark_ckpt.formats.location_files import RolledBack
 from pyspark_ckpt.formats.modes import TimeMode
-from pyspark_ckpt.formats.rolled_back import RolledBack
 from pyspark_ckpt.operator.capture.described import MODES
-from pyspark_ckpt.operator.capture.touched import times_of
+from pyspark_ckpt.operator.capture.recording import times_of
 from pyspark_ckpt.operator.capture.writing import EpochOfTask, WrittenEpoch, WrittenFailure
 from pyspark_ckpt.operator.descriptor import (
     Captures,
@@ -27,21 +27,20 @@ from pyspark_ckpt.operator.descriptor import (
 )
 from pyspark_ckpt.operator.plan.declared import copy_as_sent
 from pyspark_ckpt.operator.quarantine.quarantine import Releases
-from pyspark_ckpt.operator.quarantine.released import NO_RELEASES
-from pyspark_ckpt.operator.quarantine.releases import EVERY_KEY, ReleasedKeys
+from pyspark_ckpt.operator.quarantine.releases import EVERY_KEY, NO_RELEASES, ReleasedKeys
 from pyspark_ckpt.operator.rows.input import InputColumns
-from pyspark_ckpt.operator.rows.key_groups import key_groups_of
+from pyspark_ckpt.operator.rows.keys import key_groups_of
 from pyspark_ckpt.operator.rows.output import OutputRows
 from pyspark_ckpt.operator.rows.parked import ParkedRows
 from pyspark_ckpt.operator.rows.sent_rows import joined
 from pyspark_ckpt.operator.rows.sides import BroadcastRows, EpochInput
 from pyspark_ckpt.operator.run.function import OperatorFunction
-from pyspark_ckpt.operator.state.sweep import sweep
+from pyspark_ckpt.operator.state.removal import sweep
 from pyspark_ckpt.operator.table.stored_keys import KEY_GROUP_BYTES, is_keyed
 from pyspark_ckpt.operator.time import EpochClock
 from pyspark_ckpt.settings import Materialization
 from pyspark_ckpt.storage.open import LocalStorage
-from pyspark_ckpt.testing.schema_text import ParsedSchemas, parse_schema
+from pyspark_ckpt.testing.given_input import ParsedSchemas, parse_schema
 from state_backends import Changes, open_backend
 
 GROUPS = 128

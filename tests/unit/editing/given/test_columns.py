@@ -9,8 +9,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Row, SparkSession
 from pyspark.sql import types as T
 
-from pyspark_ckpt.editing.given.columns import selected
-from pyspark_ckpt.editing.table_columns import TableColumns
+from pyspark_ckpt.editing.given_columns import selected
+from pyspark_ckpt.editing.typed_frames import TableColumns
 from pyspark_ckpt.errors import PlanError
 from pyspark_ckpt.operator.values.leaves import TIME_OF_DAY
 from tests.query.session_conf import session_conf

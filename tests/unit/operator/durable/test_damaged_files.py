@@ -12,8 +12,7 @@ import pytest
 
 from pyspark_ckpt.checkpoint.cleaning import garbage
 from pyspark_ckpt.formats.handle import Handle
-from pyspark_ckpt.operator.durable.local_snapshots import LocalSnapshot
-from pyspark_ckpt.operator.durable.upload import BackgroundUploads
+from pyspark_ckpt.operator.durable.local_snapshots import BackgroundUploads, LocalSnapshot
 from pyspark_ckpt.storage.open import Storage
 from state_backends import (
     BACKEND_TYPES,

@@ -11,7 +11,7 @@ from pyspark_ckpt.formats.handle import BaseFile, BaseSnapshot, Handle, Segment
 from pyspark_ckpt.operator.durable import materialization
 from pyspark_ckpt.operator.durable.materialization import is_due
 from pyspark_ckpt.settings import Materialization
-from pyspark_ckpt.storage.file_reference import FileReference
+from pyspark_ckpt.storage.base import FileReference
 from pyspark_ckpt.storage.open import Storage
 from state_backends import BACKEND_TYPES
 from tests.unit.operator.materialized_subtask import ALWAYS, NEVER, MaterializedSubtask

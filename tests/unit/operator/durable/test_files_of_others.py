@@ -10,7 +10,7 @@ import pytest
 from pyspark_ckpt.formats.handle import BaseSnapshot, Handle
 from pyspark_ckpt.operator.durable import base_snapshot
 from pyspark_ckpt.operator.durable.local_copy import open_local_copy
-from pyspark_ckpt.storage.file_reference import FileReference
+from pyspark_ckpt.storage.base import FileReference
 from pyspark_ckpt.storage.open import LocalStorage, Storage
 from tests.unit.operator.materialized_subtask import ALWAYS, MaterializedSubtask, State
 

@@ -15,7 +15,7 @@ from pyspark_ckpt.operator.durable.base_snapshot import make_base, read_base
 from pyspark_ckpt.operator.durable.local_copy import open_local_copy
 from pyspark_ckpt.operator.durable.savepoint_copy import SubtaskCopy
 from pyspark_ckpt.operator.run.barrier import make_segment
-from pyspark_ckpt.storage.file_reference import FileReference
+from pyspark_ckpt.storage.base import FileReference
 from pyspark_ckpt.storage.open import LocalStorage, Storage
 from state_backends import BACKEND_TYPES, Changes, open_backend
 

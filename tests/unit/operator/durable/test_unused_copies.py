@@ -14,8 +14,13 @@ from subprocess import PIPE
 
 import pytest
 
-from pyspark_ckpt.operator.durable.local_copy import copies_root, open_local_copy, subtask_directory
-from pyspark_ckpt.operator.durable.unused_copies import Keeping, remove_unused
+from pyspark_ckpt.operator.durable.local_copy import (
+    Keeping,
+    copies_root,
+    open_local_copy,
+    remove_unused,
+    subtask_directory,
+)
 from pyspark_ckpt.storage.open import LocalStorage
 
 pytestmark = pytest.mark.further

@@ -16,9 +16,14 @@ import pytest
 
 from pyspark_ckpt.formats.handle import BaseSnapshot, Handle
 from pyspark_ckpt.operator.durable.local_copy import open_local_copy
-from pyspark_ckpt.operator.durable.local_snapshots import LocalSnapshot, LocalSnapshots
-from pyspark_ckpt.operator.durable.upload import BackgroundUploads, upload, upload_steps
-from pyspark_ckpt.storage.file_reference import FileReference
+from pyspark_ckpt.operator.durable.local_snapshots import (
+    BackgroundUploads,
+    LocalSnapshot,
+    LocalSnapshots,
+    upload,
+    upload_steps,
+)
+from pyspark_ckpt.storage.base import FileReference
 from pyspark_ckpt.storage.open import LocalStorage, Storage
 from state_backends import BACKEND_TYPES
 from tests.unit.operator.materialized_subtask import ALWAYS, NEVER, MaterializedSubtask
@@ -28,7 +33,7 @@ import sys
 from pathlib import Path
 from pyspark_ckpt.storage.open import LocalStorage
 from pyspark_ckpt.operator.durable.local_snapshots import LocalSnapshot, LocalSnapshots
-from pyspark_ckpt.operator.durable.upload import upload_steps
+from pyspark_ckpt.operator.durable.local_snapshots import upload_steps
 class Storage(LocalStorage):
     def write(self, relative, chunks):
         def noisy():

@@ -13,7 +13,7 @@ import pytest
 from pyspark.serializers import SpecialLengths
 from pyspark.sql.streaming.state import GroupState
 
-from pyspark_ckpt.operator.handover.arrow_stream import replies, write_stream
+from pyspark_ckpt.operator.handover.worker import replies, write_stream
 
 OUTPUT = pa.schema([("c0", pa.int64()), ("c1", pa.string())])
 INFO = pa.struct([

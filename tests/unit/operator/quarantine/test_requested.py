@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from pyspark_ckpt.errors import PlanError
-from pyspark_ckpt.operator.quarantine.requested import request_release
+from pyspark_ckpt.operator.quarantine.releases import request_release
 from pyspark_ckpt.storage.open import LocalStorage
 
 

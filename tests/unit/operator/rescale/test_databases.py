@@ -24,7 +24,7 @@ from pyspark_ckpt.operator.descriptor import OperatorDescriptor
 from pyspark_ckpt.operator.durable.base_snapshot import read_base
 from pyspark_ckpt.operator.rescale.databases import Share, can_be_divided, divided, shares_of
 from pyspark_ckpt.operator.rescale.unify import UnifiedStates
-from pyspark_ckpt.operator.rows.key_groups import key_groups_of
+from pyspark_ckpt.operator.rows.keys import key_groups_of
 from pyspark_ckpt.operator.table.stored_keys import (
     OPERATOR_STATE,
     RAW_STATE,
@@ -34,7 +34,7 @@ from pyspark_ckpt.operator.table.stored_keys import (
     encode_key_group,
     encode_time,
 )
-from pyspark_ckpt.storage.chunks import chunks_of
+from pyspark_ckpt.storage.base import chunks_of
 from pyspark_ckpt.storage.local import LocalStorage
 from state_backends import Changes, open_backend
 from tests.query.harness import flip_bit

@@ -23,7 +23,7 @@ from pyspark_ckpt.operator.durable.base_snapshot import read_base
 from pyspark_ckpt.operator.rescale.entries import Entry, Redistribution, numbered
 from pyspark_ckpt.operator.rescale.tasks import newest_of, write_subtask
 from pyspark_ckpt.operator.rescale.unify import UnifiedStates
-from pyspark_ckpt.operator.rows.key_groups import key_groups_of, subtask_of
+from pyspark_ckpt.operator.rows.keys import key_groups_of, subtask_of
 from pyspark_ckpt.operator.schema.report import ROWS_STATE
 from pyspark_ckpt.operator.state.handle import ProcessorHandle
 from pyspark_ckpt.operator.state.operator_states import RAW_CHUNK_BYTES, RawState

@@ -14,7 +14,7 @@ from pyspark.sql import types as T
 
 from pyspark_ckpt.editing.entries.stored_entries import KeptEntries
 from pyspark_ckpt.operator.rescale.unify import UnifiedStates
-from pyspark_ckpt.operator.rows.key_groups import key_groups_of
+from pyspark_ckpt.operator.rows.keys import key_groups_of
 from pyspark_ckpt.operator.table.stored_keys import encode_key_group
 from pyspark_ckpt.operator.table.writes import DEFAULT_LIMIT_BYTES
 from state_backends import Changes, open_backend

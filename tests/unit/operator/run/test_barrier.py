@@ -15,7 +15,7 @@ from pyspark_ckpt.formats.handle import Handle, Segment
 from pyspark_ckpt.formats.layout import epoch_of, operator_mark
 from pyspark_ckpt.operator.run.barrier import make_segment
 from pyspark_ckpt.operator.table.writes import in_frames
-from pyspark_ckpt.storage.file_reference import FileReference
+from pyspark_ckpt.storage.base import FileReference
 from pyspark_ckpt.storage.open import Storage
 from state_backends import Changes
 

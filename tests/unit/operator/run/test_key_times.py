@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from pyspark_ckpt.formats.handle import SlowKey, SlowKeys
-from pyspark_ckpt.operator.run import key_times
-from pyspark_ckpt.operator.run.key_times import KeyTimes, sampled
+from pyspark_ckpt.operator.run import observers as key_times
+from pyspark_ckpt.operator.run.observers import KeyTimes, sampled
 
 
 @pytest.fixture

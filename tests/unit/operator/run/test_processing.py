@@ -15,8 +15,8 @@ from pyspark_ckpt.formats.modes import TimeMode
 from pyspark_ckpt.operator.modes.rows import RowsInput, RowsOutput
 from pyspark_ckpt.operator.rows.output import CHUNK_ROWS, OutputRows
 from pyspark_ckpt.operator.rows.parts import InputParts
-from pyspark_ckpt.operator.run import laps, processing
-from pyspark_ckpt.operator.run.laps import Phase
+from pyspark_ckpt.operator.run import observers, processing
+from pyspark_ckpt.operator.run.observers import Phase
 from pyspark_ckpt.operator.table.time_to_live import StateTtlConfig
 from pyspark_ckpt.operator.time import EpochClock
 from tests.unit.operator.run.logged_processor import (
@@ -102,7 +102,7 @@ def test_the_time_of_an_epoch_is_divided_into_reading_user_code_and_writing(
             passes(20)
             return super().take()
 
-    monkeypatch.setattr(laps, "perf_counter_ns", lambda: clock_ns)
+    monkeypatch.setattr(observers, "perf_counter_ns", lambda: clock_ns)
     monkeypatch.setattr(RowsInput, "new_output", lambda _: Slow(OutputRows(OUTPUT, "u")))
     subtask.run(Logged(handleInputRows=lambda *_: passes(100), close=lambda _: passes(1)), parts())
     took = {phase: subtask.laps.milliseconds(phase) for phase in Phase}

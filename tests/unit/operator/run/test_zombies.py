@@ -16,7 +16,7 @@ import pytest
 from pyspark_ckpt.checkpoint.cleaning import garbage
 from pyspark_ckpt.errors import CorruptFileError
 from pyspark_ckpt.formats.handle import Handle
-from pyspark_ckpt.storage.file_reference import FileReference
+from pyspark_ckpt.storage.base import FileReference
 from pyspark_ckpt.storage.open import LocalStorage
 from state_backends import BACKEND_TYPES
 from tests.unit.operator.materialized_subtask import ALWAYS, NEVER, MaterializedSubtask

@@ -13,7 +13,7 @@ from pyspark.sql import types as T
 from pyspark_ckpt.formats.handle import StateDescriptor
 from pyspark_ckpt.migration import Migration
 from pyspark_ckpt.operator.state.list import encode_chunk
-from pyspark_ckpt.operator.state.rewrite import StateRewrite
+from pyspark_ckpt.operator.state.migration import StateRewrite
 from pyspark_ckpt.operator.values.arrow_values import arrow_type
 from tests.unit.operator.subtask_epochs import KEYS, NUMBER, SubtaskEpochs
 

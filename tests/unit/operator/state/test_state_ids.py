@@ -13,7 +13,7 @@ from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 
 from pyspark_ckpt.errors import StateUseError
-from pyspark_ckpt.operator.state import sweep
+from pyspark_ckpt.operator.state import removal
 from pyspark_ckpt.operator.table import catalog
 from pyspark_ckpt.operator.table.catalog import FREE
 from pyspark_ckpt.operator.table.stored_keys import MAX_STATES
@@ -51,7 +51,7 @@ class Scratch(StatefulProcessor):
 @pytest.mark.parametrize("backend", ["heap", "rocksdb"])
 def test_states_of_one_epoch_go_on_for_ever(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
     """The sweep passes few entries, as where there are millions."""
-    monkeypatch.setattr(sweep, "LEAST_ENTRIES", 10)
+    monkeypatch.setattr(removal, "LEAST_ENTRIES", 10)
     harness = ProcessorHarness(Scratch(), backend=backend)
     harness.testMany({number: [Row(id=number)] for number in range(MANY)})
     epochs = EPOCHS if backend == "heap" else EPOCHS // 3
@@ -149,8 +149,8 @@ def test_states_that_come_and_go_never_see_each_others_entries(
 ) -> None:
     """Random states of all kinds, with few ids, sweeps of a few entries, and lost attempts."""
     choose, numbers = random.Random(seed), iter(range(1, 1_000_000))
-    monkeypatch.setattr(sweep, "LEAST_ENTRIES", choose.choice([0, 3, 1_000]))
-    monkeypatch.setattr(sweep, "ENTRIES_PER_WRITE", choose.choice([0, 1, 2]))
+    monkeypatch.setattr(removal, "LEAST_ENTRIES", choose.choice([0, 3, 1_000]))
+    monkeypatch.setattr(removal, "ENTRIES_PER_WRITE", choose.choice([0, 1, 2]))
     monkeypatch.setattr(catalog, "MAX_STATES", 7)
     monkeypatch.setattr(catalog, "_FEW", choose.choice([0, 2, 1_000]))
     model: dict[str, tuple[str, dict[Any, list[int]]]] = {}
@@ -187,7 +187,7 @@ def test_states_that_come_and_go_never_see_each_others_entries(
     for name in NAMES:
         handle.deleteIfExists(name)
     subtask_epochs.end()
-    monkeypatch.setattr(sweep, "LEAST_ENTRIES", 1_000)
+    monkeypatch.setattr(removal, "LEAST_ENTRIES", 1_000)
     for _ in range(2):
         subtask_epochs.begin()
         subtask_epochs.end()

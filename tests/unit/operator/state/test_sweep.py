@@ -8,7 +8,7 @@ import pytest
 
 from pyspark_ckpt.errors import StateUseError
 from pyspark_ckpt.formats.modes import TimeMode
-from pyspark_ckpt.operator.state import sweep as expiry_sweep
+from pyspark_ckpt.operator.state import removal as expiry_sweep
 from pyspark_ckpt.operator.state.list import ListState
 from pyspark_ckpt.operator.table.catalog import FREE
 from pyspark_ckpt.operator.table.stored_keys import encode_key_group

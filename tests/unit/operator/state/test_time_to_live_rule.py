@@ -19,7 +19,7 @@ from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 
 from pyspark_ckpt import AggregateFunction, BatchProcessor, StateTtlConfig
-from pyspark_ckpt.operator.state import sweep
+from pyspark_ckpt.operator.state import removal
 from pyspark_ckpt.testing import ProcessorHarness
 
 TTL_MS = 100
@@ -291,8 +291,8 @@ WAYS = [("heap", NEVER), ("rocksdb", SOMETIMES), ("heap", AT_ONCE)]
 def sweeps(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     def set_budget(when: str) -> None:
         least, per_write = BUDGETS[when]
-        monkeypatch.setattr(sweep, "LEAST_ENTRIES", least)
-        monkeypatch.setattr(sweep, "ENTRIES_PER_WRITE", per_write)
+        monkeypatch.setattr(removal, "LEAST_ENTRIES", least)
+        monkeypatch.setattr(removal, "ENTRIES_PER_WRITE", per_write)
 
     return set_budget
 

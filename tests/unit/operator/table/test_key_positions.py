@@ -13,8 +13,7 @@ import pytest
 
 from pyspark_ckpt import BatchProcessor
 from pyspark_ckpt.errors import StateValueError
-from pyspark_ckpt.operator.table.key_positions import KEY_POSITION, positions_of
-from pyspark_ckpt.operator.table.part_keys import PartKeys
+from pyspark_ckpt.operator.table.keys import KEY_POSITION, PartKeys, positions_of
 from pyspark_ckpt.testing import ProcessorHarness
 
 Frame = pd.DataFrame

@@ -9,7 +9,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_ckpt.operator.table.part_keys import PartKeys
+from pyspark_ckpt.operator.table.keys import PartKeys
 from pyspark_ckpt.operator.table.stored_keys import encode_key_group
 
 

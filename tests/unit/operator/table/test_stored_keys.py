@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_ckpt.operator.rows.key_groups import MAX_MAX_PARALLELISM
+from pyspark_ckpt.operator.rows.keys import MAX_MAX_PARALLELISM
 from pyspark_ckpt.operator.table import stored_keys
 from pyspark_ckpt.operator.table.stored_keys import (
     MAX_STATES,

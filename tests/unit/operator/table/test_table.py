@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pyspark_ckpt.operator.rows.key_groups import MAX_MAX_PARALLELISM
+from pyspark_ckpt.operator.rows.keys import MAX_MAX_PARALLELISM
 from pyspark_ckpt.operator.table import table as state_table
 from pyspark_ckpt.operator.table.stored_keys import encode_key_group
 from pyspark_ckpt.operator.table.table import StateTable

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pyspark.sql import types as T
 from pyspark.sql.conversion import LocalDataToArrowConversion
 
-from pyspark_ckpt.operator.rows.key_hash import KeyPlaces
+from pyspark_ckpt.operator.rows.keys import KeyPlaces
 from pyspark_ckpt.operator.values.arrow_values import arrow_type
 from pyspark_ckpt.operator.values.codec import TupleCodec
 from pyspark_ckpt.operator.values.leaves import TIME_OF_DAY

@@ -18,7 +18,7 @@ from pyspark_ckpt.operator.descriptor import Drain
 from pyspark_ckpt.query.stopping import drain
 from pyspark_ckpt.query.stopping.drain import MAX_EPOCHS, LastEpochs
 from pyspark_ckpt.spark.log import SparkLog
-from pyspark_ckpt.storage.file_reference import FileReference
+from pyspark_ckpt.storage.base import FileReference
 from pyspark_ckpt.storage.open import LocalStorage
 
 WATERMARK_MS = 5_000

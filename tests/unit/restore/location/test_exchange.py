@@ -11,7 +11,7 @@ import pytest
 
 from pyspark_ckpt.errors import CorruptFileError, FencedError
 from pyspark_ckpt.formats.layout import ROLLBACK_MARKER, ROLLED_BACK_NAME
-from pyspark_ckpt.formats.rolled_back import RolledBack, read_rolled_back
+from pyspark_ckpt.formats.location_files import RolledBack, read_rolled_back
 from pyspark_ckpt.restarting.staging import put_back
 from pyspark_ckpt.restore.location.exchange import (
     Exchange,

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from pyspark_ckpt.errors import CorruptFileError
-from pyspark_ckpt.formats.rolled_back import RolledBack, read_rolled_back
+from pyspark_ckpt.formats.location_files import RolledBack, read_rolled_back
 from pyspark_ckpt.restore.location.exchange import (
     Exchange,
     begun_exchange,

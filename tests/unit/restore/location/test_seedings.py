@@ -21,7 +21,7 @@ from pyspark_ckpt.restore.location.seedings import (
 )
 from pyspark_ckpt.restore.location.start_location import StartLocation
 from pyspark_ckpt.spark.log import SparkLog
-from pyspark_ckpt.storage.file_reference import FileReference
+from pyspark_ckpt.storage.base import FileReference
 from pyspark_ckpt.storage.memory import MemoryStorage
 from pyspark_ckpt.storage.open import LocalStorage, Storage
 from tests.faults.epochs import OPERATORS

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from pyspark_ckpt.formats.location_files import RolledBack, UsedPath, Writer
 from pyspark_ckpt.formats.metadata import CheckpointKind, Origin
-from pyspark_ckpt.formats.output_path import UsedPath, Writer
-from pyspark_ckpt.formats.rolled_back import RolledBack
 from pyspark_ckpt.restore.location.sink_path import Continued, Output, use_of
 
 HERE, ELSEWHERE = "/loc", "/other"

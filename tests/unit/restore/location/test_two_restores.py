@@ -17,7 +17,7 @@ from pyspark_ckpt.restore import seeding
 from pyspark_ckpt.restore.location.seedings import is_half_seeded
 from pyspark_ckpt.restore.location.start_location import StartLocation
 from pyspark_ckpt.restore.plan import RestoreRequest
-from pyspark_ckpt.restore.spark_state import Seed
+from pyspark_ckpt.restore.rescale import Seed
 from pyspark_ckpt.settings import ClaimMode
 from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.storage.open import LocalStorage, Storage

@@ -1,4 +1,7 @@
-"""Where a key's state is, found without Spark: its key group, and its stored form.
+"""Where a key's state is: key groups, subtasks, tokens, and Spark's hash without Spark.
+
+A key belongs to key group ``pmod(hash(key columns), max_parallelism)`` for good; key groups are
+spread over subtasks in ranges, as Flink's KeyGroupRangeAssignment does.
 
 The hash of one column is the seed of the next, and a null leaves the seed as it is.
 """
@@ -9,26 +12,130 @@ import datetime
 import struct
 from collections.abc import Callable, Sequence
 from decimal import Context, Decimal
+from functools import cache
 from typing import Any
 
 import msgspec
 from pyspark.sql import types as T
 
-from pyspark_ckpt.errors import NotBuiltYetError, StateValueError
+from pyspark_ckpt.errors import NotBuiltYetError, PlanError, StateValueError
 from pyspark_ckpt.operator.rows.key_columns import check_key
-from pyspark_ckpt.operator.rows.murmur import SEED, hash_bytes, hash_integer, hash_long, signed
 from pyspark_ckpt.operator.values.codec import TupleCodec, key_encoder
 from pyspark_ckpt.operator.values.leaves import TEXTS, TIME_OF_DAY
 from pyspark_ckpt.operator.values.message_pack import MESSAGE_PACK
 from pyspark_ckpt.operator.values.transport import travels_as_json
 from pyspark_ckpt.operator.values.wire_form import wire_type
 
+MAX_MAX_PARALLELISM = 32768
+
+
+"""Flink's upper bound; it also keeps a key group's two bytes below the reserved keys."""
+
+
+def default_max_parallelism(parallelism: int) -> int:
+    """Return Flink's default number of key groups: 1.5 x parallelism as a power of two, 128 up."""
+    wanted = parallelism + parallelism // 2
+    return min(max(1 << (wanted - 1).bit_length(), 128), MAX_MAX_PARALLELISM)
+
+
+def check_max_parallelism(max_parallelism: int, parallelism: int) -> int:
+    """Return `max_parallelism` if it can serve `parallelism` subtasks."""
+    if not parallelism <= max_parallelism <= MAX_MAX_PARALLELISM:
+        raise PlanError(
+            f"maxParallelism is {max_parallelism}: it must lie between the parallelism "
+            f"(spark.sql.shuffle.partitions = {parallelism}) and {MAX_MAX_PARALLELISM}"
+        )
+    return max_parallelism
+
+
+def subtask_of(key_group: int, parallelism: int, max_parallelism: int) -> int:
+    """Return the subtask that holds a key group."""
+    return key_group * parallelism // max_parallelism
+
+
+def key_groups_of(subtask: int, parallelism: int, max_parallelism: int) -> range:
+    """Return the key groups that a subtask holds."""
+    start = -(-subtask * max_parallelism // parallelism)
+    stop = -(-(subtask + 1) * max_parallelism // parallelism)
+    return range(start, stop)
+
+
+@cache
+def subtask_tokens(parallelism: int) -> tuple[int, ...]:
+    """Return the token of each subtask.
+
+    Spark's hash partitioning puts the integer ``tokens[i]`` into partition *i*, so each subtask
+    gets a partition, and a call of the Python function, of its own.
+    """
+    tokens: dict[int, int] = {}
+    token = 0
+    while len(tokens) < parallelism:
+        tokens.setdefault(signed(hash_integer(token, SEED)) % parallelism, token)
+        token += 1
+    return tuple(tokens[partition] for partition in range(parallelism))
+
+
+SEED = 42
+
+
+"""The seed of Spark's ``hash``."""
+
+
+_MASK = 0xFFFFFFFF
+
+
+def hash_integer(value: int, seed: int) -> int:
+    """Return the hash of a 32-bit integer, from 0 to 2**32 - 1."""
+    return _finished(_mixed(seed, value), 4)
+
+
+def hash_long(value: int, seed: int) -> int:
+    """Return the hash of a 64-bit integer, from 0 to 2**32 - 1."""
+    return _finished(_mixed(_mixed(seed, value), value >> 32), 8)
+
+
+def hash_bytes(data: bytes, seed: int) -> int:
+    """Return the hash of bytes, from 0 to 2**32 - 1."""
+    whole = len(data) & ~3
+    for (word,) in struct.iter_unpack("<i", data[:whole]):
+        seed = _mixed(seed, word)
+    for byte in struct.unpack(f"{len(data) - whole}b", data[whole:]):
+        seed = _mixed(seed, byte)
+    return _finished(seed, len(data))
+
+
+def _mixed(seed: int, word: int) -> int:
+    mixed = _rotated((word & _MASK) * 0xCC9E2D51 & _MASK, 15) * 0x1B873593 & _MASK
+    return (_rotated(seed ^ mixed, 13) * 5 + 0xE6546B64) & _MASK
+
+
+def _finished(state: int, length: int) -> int:
+    state ^= length
+    state = (state ^ state >> 16) * 0x85EBCA6B & _MASK
+    state = (state ^ state >> 13) * 0xC2B2AE35 & _MASK
+    return state ^ state >> 16
+
+
+def _rotated(value: int, bits: int) -> int:
+    return (value << bits | value >> 32 - bits) & _MASK
+
+
+def signed(value: int) -> int:
+    """Return a hash as the signed number that Spark shows."""
+    return value - (1 << 32) if value >> 31 else value
+
+
 _LONG_DIGITS = 18
+
+
 """Spark hashes decimals of at most so many digits as a long."""
+
 
 _INTEGERS: tuple[type[T.DataType], ...] = (
     T.BooleanType, T.ByteType, T.ShortType, T.IntegerType, T.DateType, T.YearMonthIntervalType,
 )  # fmt: skip
+
+
 _LONGS: tuple[type[T.DataType], ...] = (
     T.LongType, T.TimestampType, T.TimestampNTZType, T.DayTimeIntervalType, *TIME_OF_DAY,
 )  # fmt: skip
@@ -136,6 +243,8 @@ _LEAVES: dict[type[T.DataType], Callable[[Any, int], int]] = {
 
 
 _ALL_DIGITS = Context(prec=2 * 38)
+
+
 """Of any decimal of Spark, unscaled; the context of the thread may have fewer."""
 
 
