@@ -19,7 +19,6 @@ sys.path.append(str(Path(__file__).parents[1]))  # for `tests.servers`, however 
 
 from pyspark_ckpt.local_files.conf import local_files_conf
 from tests.servers.azure import CONTAINER, azure_server
-from tests.servers.etcd import etcd_server
 from tests.servers.hdfs import Hdfs, hdfs_server
 from tests.servers.kubernetes_api import ConfigMaps, kubernetes_api
 from tests.servers.s3 import BUCKET, s3_server
@@ -226,13 +225,6 @@ def gcs_url(gcs_environment: dict[str, str]) -> str:
 def hdfs_url(hdfs: Hdfs) -> str:
     """A directory of the test's own in HDFS."""
     return f"{hdfs.url}/{secrets.token_hex(8)}"
-
-
-@pytest.fixture(scope="session")
-def etcd_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """``http://host:port`` of an etcd server."""
-    with etcd_server(tmp_path_factory.mktemp("etcd")) as address:
-        yield address
 
 
 @pytest.fixture

@@ -281,22 +281,6 @@ SETTINGS: tuple[Setting, ...] = (
         meaning="ZooKeeper node below which each query has one",
     ),
     Setting(
-        key=f"{_HIGH_AVAILABILITY}etcd.endpoints",
-        field="etcd_endpoints",
-        read=values.endpoints,
-        allowed="http://host:port or https://host:port, several with commas between",
-        default=None,
-        meaning="addresses of the etcd servers: `https://host:port`, separated by commas",
-    ),
-    Setting(
-        key=f"{_HIGH_AVAILABILITY}etcd.path.root",
-        field="etcd_root",
-        read=values.node,
-        allowed="a path, such as /pyspark_ckpt",
-        default="/pyspark_ckpt",
-        meaning="prefix below which the keys of each query are in etcd",
-    ),
-    Setting(
         key=f"{_HIGH_AVAILABILITY}kubernetes.namespace",
         field="kubernetes_namespace",
         read=values.namespace,

@@ -41,7 +41,6 @@ class HighAvailability(str, Enum):
 
     NONE = "none"
     ZOOKEEPER = "zookeeper"
-    ETCD = "etcd"
     KUBERNETES = "kubernetes"
 
     __str__ = str.__str__

@@ -77,8 +77,6 @@ class Settings:
     high_availability_type: HighAvailability = HighAvailability.NONE
     zookeeper_quorum: str | None = None
     zookeeper_root: str = "/pyspark_ckpt"
-    etcd_endpoints: str | None = None
-    etcd_root: str = "/pyspark_ckpt"
     kubernetes_namespace: str | None = None
     materialize_interval_ms: int = 600_000
     materialize_min_bytes: int = 1024**2

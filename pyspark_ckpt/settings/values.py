@@ -154,7 +154,7 @@ def not_negative(text: str) -> int:
 
 
 def node(text: str) -> str:
-    """Read the path of a node or prefix; parts ``.`` and ``..`` are not allowed."""
+    """Read the path of a node; parts ``.`` and ``..`` are not allowed."""
     if re.fullmatch(r"(/[A-Za-z0-9_.-]+)+", text) is None or {".", ".."} & set(text.split("/")):
         raise ValueError(text)
     return text
@@ -163,14 +163,6 @@ def node(text: str) -> str:
 def quorum(text: str) -> str:
     """Read the addresses of ZooKeeper servers, ``host:port`` with commas between."""
     if re.fullmatch(r"[^\s,:/]+:\d{1,5}(,[^\s,:/]+:\d{1,5})*", text) is None:
-        raise ValueError(text)
-    return text
-
-
-def endpoints(text: str) -> str:
-    """Read the addresses of etcd servers, ``https://host:port`` with commas between."""
-    one = r"https?://[A-Za-z0-9_.\[\]:-]+:\d{1,5}"
-    if re.fullmatch(f"{one}(,{one})*", text) is None:
         raise ValueError(text)
     return text
 

@@ -21,7 +21,6 @@ from pyspark_ckpt.storage.base import CoordinatorStorage
 from pyspark_ckpt.storage.numbered_files import highest_number
 from pyspark_ckpt.stores.base import CompletedCheckpointStore
 from pyspark_ckpt.stores.directory import CompletedCheckpoints
-from pyspark_ckpt.stores.etcd import EtcdPointers
 from pyspark_ckpt.stores.kubernetes import KubernetesPointers, namespace_of_driver
 from pyspark_ckpt.stores.pointed import PointedCheckpoints, Pointers
 from pyspark_ckpt.stores.zookeeper import ZooKeeperPointers
@@ -31,8 +30,7 @@ class StoreNote(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """The note on a store: its type, its servers and the query's place in it.
 
     `type` is a text, so that a type of a newer version can be read and named in an error. `quorum`
-    has the servers of ZooKeeper or etcd. `node` is a node, a prefix, or a namespace and a
-    ConfigMap.
+    has the servers of ZooKeeper. `node` is a node there, or a namespace and a ConfigMap.
     """
 
     type: str = HighAvailability.NONE.value
@@ -51,19 +49,14 @@ def store_of(settings: Settings, query_id: str) -> StoreNote:
     if kind == HighAvailability.KUBERNETES:
         namespace = settings.kubernetes_namespace or namespace_of_driver()
         return StoreNote(type=kind.value, node=f"{namespace}/pyspark-ckpt-{query_id}")
-    servers, root, key = {
-        HighAvailability.ZOOKEEPER: (
-            settings.zookeeper_quorum, settings.zookeeper_root, "zookeeper.quorum"
-        ),
-        HighAvailability.ETCD: (settings.etcd_endpoints, settings.etcd_root, "etcd.endpoints"),
-    }[kind]  # fmt: skip
-    if servers is None:
-        setting = KEYS[f"spark.ckpt.high-availability.{key}"]
+    if settings.zookeeper_quorum is None:
+        setting = KEYS["spark.ckpt.high-availability.zookeeper.quorum"]
         raise ConfigurationError(
             f"spark.ckpt.high-availability.type is {kind.value}: set {setting.key} to its servers, "
             f"{setting.allowed}"
         )
-    return StoreNote(type=kind.value, quorum=servers, node=f"{root.rstrip('/')}/{query_id}")
+    node = f"{settings.zookeeper_root.rstrip('/')}/{query_id}"
+    return StoreNote(type=kind.value, quorum=settings.zookeeper_quorum, node=node)
 
 
 def read_store_note(storage: CoordinatorStorage) -> StoreNote:
@@ -188,10 +181,8 @@ def _is_known(kind: str, node: str, quorum: str) -> bool:
     try:
         if kind == HighAvailability.KUBERNETES:
             return bool(values.namespace(namespace) and values.config_map(name))
-        if kind == HighAvailability.ZOOKEEPER:
-            return bool(values.quorum(quorum) and values.node(node))
-        return kind == HighAvailability.ETCD and bool(
-            values.endpoints(quorum) and values.node(node)
+        return kind == HighAvailability.ZOOKEEPER and bool(
+            values.quorum(quorum) and values.node(node)
         )
     except ValueError:
         return False
@@ -201,8 +192,6 @@ def _pointers(kind: HighAvailability, node: str, quorum: str) -> Pointers:
     if kind == HighAvailability.KUBERNETES:
         namespace, _, name = node.partition("/")
         return KubernetesPointers(namespace, name)
-    if kind == HighAvailability.ETCD:
-        return EtcdPointers(quorum, node)
     return ZooKeeperPointers(quorum, node)
 
 

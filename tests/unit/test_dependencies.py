@@ -167,6 +167,7 @@ BROUGHT_BY["google"] = "google_auth"
 BROUGHT_BY["opentelemetry"] = "opentelemetry_sdk"
 BROUGHT_BY["IPython"] = "ipython"
 BROUGHT_BY["markupsafe"] = "jinja2"
+BROUGHT_BY["urllib3"] = "kubernetes"
 """Libraries that another one brings in the version that it needs."""
 
 

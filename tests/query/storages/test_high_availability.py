@@ -23,15 +23,12 @@ PREFIX = "spark.ckpt.high-availability"
 TYPE = f"{PREFIX}.type"
 
 
-@pytest.fixture(params=["zookeeper", "etcd", "kubernetes"])
+@pytest.fixture(params=["zookeeper", "kubernetes"])
 def store(request: pytest.FixtureRequest) -> dict[str, str]:
-    """The settings of each store: real servers of two, a stub of Kubernetes' API."""
+    """The settings of each store: a real ZooKeeper server, a stub of Kubernetes' API."""
     if request.param == "zookeeper":
         address = request.getfixturevalue("zookeeper_address")
         return {TYPE: request.param, f"{PREFIX}.zookeeper.quorum": address}
-    if request.param == "etcd":
-        address = request.getfixturevalue("etcd_address")
-        return {TYPE: request.param, f"{PREFIX}.etcd.endpoints": address}
     request.getfixturevalue("kubernetes")
     return {TYPE: request.param, f"{PREFIX}.kubernetes.namespace": "jobs"}
 

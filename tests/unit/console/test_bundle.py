@@ -147,11 +147,11 @@ def test_a_bundle_that_does_not_say_when_it_was_made_can_be_opened(tmp_path: Pat
     ],
 )
 def test_a_bundle_with_the_address_of_a_server_is_refused(tmp_path: Path, name: str) -> None:
-    """Whoever opens it would connect to the server, with a user's certificates."""
+    """Whoever opens it would connect to the server."""
     path = tmp_path / "bundle.zip"
     with zipfile.ZipFile(path, "w") as file:
         file.writestr(bundle.INDEX_NAME, b'{"version":1,"root":"/x"}')
-        file.writestr(name, b'{"type":"etcd","quorum":"http://127.0.0.1:1","node":"/a"}')
+        file.writestr(name, b'{"type":"zookeeper","quorum":"127.0.0.1:1","node":"/a"}')
     with pytest.raises(CorruptFileError, match="no name of a bundle"):
         unpack_bundle(str(path), tmp_path / "unpacked")
     assert not [each for each in (tmp_path / "unpacked").rglob("*") if each.is_file()]

@@ -25,9 +25,7 @@ from tests.unit.memory_pointers import MemoryPointers, SharedPointers
 NewDriver = Callable[[], CompletedCheckpointStore]
 
 
-@pytest.fixture(
-    params=["files", "files in s3", "pointers in memory", "zookeeper", "etcd", "kubernetes"]
-)
+@pytest.fixture(params=["files", "files in s3", "pointers in memory", "zookeeper", "kubernetes"])
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -52,12 +50,6 @@ def new_driver(kind: str, place: Storage, request: pytest.FixtureRequest) -> Ite
             address = request.getfixturevalue("zookeeper_address")
             settings = Settings(
                 high_availability_type=HighAvailability.ZOOKEEPER, zookeeper_quorum=address
-            )
-            opened.append(open_store(place, settings, query_id))
-        elif kind == "etcd":
-            address = request.getfixturevalue("etcd_address")
-            settings = Settings(
-                high_availability_type=HighAvailability.ETCD, etcd_endpoints=address
             )
             opened.append(open_store(place, settings, query_id))
         elif kind == "kubernetes":

@@ -15,9 +15,9 @@ from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.history.records import CompletedCheckpoint
 from pyspark_ckpt.settings import HighAvailability, Settings
 from pyspark_ckpt.storage.open import LocalStorage, Storage
+from pyspark_ckpt.stores import zookeeper as zookeeper_pointers
 from pyspark_ckpt.stores.open import StoreNote, claim_store, find_store
 from tests.faults.epochs import QUERY_ID, Epochs, restored_epoch
-from tests.servers.kubernetes_api import ConfigMaps
 
 NONE = HighAvailability.NONE
 KUBERNETES = HighAvailability.KUBERNETES
@@ -139,13 +139,14 @@ def test_another_name_of_the_same_store(storage: Storage, snapshot: CheckpointMe
 
 
 def test_a_store_that_is_gone_is_named_with_the_way_round(
-    epochs: Epochs, kubernetes: ConfigMaps
+    epochs: Epochs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The note is deleted, as the error says; the query continues with its own store."""
+    monkeypatch.setattr(zookeeper_pointers, "_CONNECT_SECONDS", 0.2)
     first = started(epochs, KUBERNETES)
     assert take(epochs, first) == 1
     first.close()
-    note = StoreNote(type="etcd", quorum="http://127.0.0.1:1", node="/gone/q")
+    note = StoreNote(type="zookeeper", quorum="127.0.0.1:1", node="/gone/q")
     put_note(epochs.storage, 2, note)
     gone = Path(epochs.storage.url_of("stores/2").removeprefix("file://"))
     with pytest.raises(ConfigurationError, match="cannot be claimed") as caught:

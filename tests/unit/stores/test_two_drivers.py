@@ -174,21 +174,6 @@ def test_a_driver_that_was_stopped_changes_nothing_in_zookeeper(
     assert taken_over(storage, settings, first) == [1, 3, 4, 5]
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_a_driver_that_was_stopped_changes_nothing_in_etcd(
-    tmp_path: Path, etcd_address: str, when: str
-) -> None:
-    """Scenario 24: with etcd."""
-    settings = {
-        "high_availability_type": HighAvailability.ETCD,
-        "etcd_endpoints": etcd_address,
-        "etcd_root": f"/{when}{tmp_path.name}",
-    }
-    storage = open_storage(str(tmp_path / "checkpoints"))
-    first = FirstDriver(storage.url, settings, f"{when} write chk-2/_metadata", 1)
-    assert taken_over(storage, settings, first) == [1, 3, 4, 5]
-
-
 @pytest.mark.wide
 def test_a_driver_that_was_stopped_changes_nothing_in_kubernetes(
     tmp_path: Path, kubernetes: ConfigMaps
