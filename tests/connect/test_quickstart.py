@@ -11,6 +11,7 @@ from tests.connect.conftest import QUICKSTART_PRINTS, RunClient
 from tests.program_log import complaints
 
 
+@pytest.mark.further
 @pytest.mark.timeout(300)
 def test_the_quickstart_runs_on_a_server(
     quickstart: Path, connect_url: str, run_client: RunClient, logged: Callable[[], str]

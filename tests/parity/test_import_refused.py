@@ -53,6 +53,7 @@ class Noting(Operations):
             file.write(f"{call}\n")
 
 
+@pytest.mark.further
 def test_the_location_is_only_read(stopped: Continued, tmp_path: Path) -> None:
     before = digests(stopped.native)
     savepoint = stopped.imported(processor=Noting(tmp_path / "calls"))

@@ -93,6 +93,7 @@ class PandasBegun(Begun):
         return pd.DataFrame([self.tell(key, what).asDict()])
 
 
+@pytest.mark.further
 @pytest.mark.parametrize(
     "time_mode", [pytest.param("None", marks=pytest.mark.soak), "ProcessingTime"]
 )

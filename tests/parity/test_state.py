@@ -88,6 +88,7 @@ class Types(StatefulProcessor):
         pass
 
 
+@pytest.mark.further
 def test_types_nulls_and_numpy_scalars(both: Callable[..., Both]) -> None:
     """What was put comes back as the same Python types, in the same epoch and in the next."""
     kinds = ["python", "numpy", "null"]

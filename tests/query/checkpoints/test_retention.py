@@ -49,6 +49,7 @@ def data_files(job: Job) -> set[str]:
     return {p.name for p in [*files_below(shared), *files_below(owned)]}
 
 
+@pytest.mark.further
 @pytest.mark.parametrize(
     ("backend", "checkpoints"),
     [

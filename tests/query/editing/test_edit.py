@@ -148,6 +148,7 @@ def test_erased_keys_are_in_no_byte(saved: Saved, tmp_path: Path, spark: SparkSe
     ]
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("way", ["erased", "put", "first"])
 def test_a_state_without_entries_is_an_empty_table(
     saved: Saved, tmp_path: Path, spark: SparkSession, way: str, capsys: pytest.CaptureFixture[str]

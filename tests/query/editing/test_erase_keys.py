@@ -128,6 +128,7 @@ def others(spark: SparkSession, name: str) -> ckpt.StateEdit:
     )
 
 
+@pytest.mark.further
 def test_what_others_hold_of_a_key_is_counted(spark: SparkSession, tmp_path: Path) -> None:
     name, savepoints = "ada.lovelace", tmp_path / "sp"
     rows = spark.createDataFrame([(name, 1), ("dora", 2)], "k string, n long")
@@ -364,6 +365,7 @@ def same_name(keys: pd.DataFrame) -> pd.DataFrame:
     return number_of(keys).set_axis(["k"], axis=1)
 
 
+@pytest.mark.further
 def test_savepoints_from_before_and_after_a_rekey(spark: SparkSession, tmp_path: Path) -> None:
     savepoints = tmp_path / "sp"
     rows = spark.createDataFrame([("user 70001", 1), ("user 70002", 2)], "k string, n long")

@@ -73,6 +73,7 @@ def test_far_times_are_shown_as_the_first_or_last_one_and_stay_far(
     assert fires == [FIRST, 4_000_000_000_000, FOR_EVER]
 
 
+@pytest.mark.further
 def test_the_data_source_has_far_times(spark: SparkSession, savepoint: str) -> None:
     spark.dataSource.register(ckpt.StateDataSource)
     source = spark.read.format("pyspark_ckpt.state").option("operator", "op")

@@ -106,6 +106,7 @@ def test_epochs(job: Job, epochs: int) -> None:
         assert taken.grown(before, allowed=epochs // 2) == {}
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("epochs", [FEW, pytest.param(1000, marks=pytest.mark.soak)])
 def test_epochs_of_a_shadow(job: Job, epochs: int) -> None:
     """Each of its epochs is a run of Spark's query in both forks."""

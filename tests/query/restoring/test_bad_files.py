@@ -251,6 +251,7 @@ def test_file_under_a_running_query(job: Job) -> None:
     assert (Path(newest.path) / "_metadata").exists()
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("which", [*in_soak((0,)), -1], ids=["oldest", "newest"])
 def test_metadata_of_a_retained_checkpoint(job: Job, which: int) -> None:
     """Scenario 10: one damaged checkpoint does not hide whole ones and does not stop new ones."""

@@ -115,6 +115,7 @@ def test_a_location_is_all_that_commands_need(job: Job, capsys: pytest.CaptureFi
     assert "mounted" in gone.unreadable[0]
 
 
+@pytest.mark.further
 def test_a_rollback_leaves_a_directory_inside_of_the_location(job: Job) -> None:
     """It is undone, and the location is moved with all that is in it."""
     job = with_files(job)

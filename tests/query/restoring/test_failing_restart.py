@@ -43,6 +43,7 @@ def job(job: Job) -> Job:
     return job.but(processor=Numbered, output=NUMBERED).using({INLINE: "0b", INTERVAL: "1h"})
 
 
+@pytest.mark.further
 def test_a_restart_that_fails_half_way(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """The query stops, its location is exchanged, the start fails: it runs as before."""
     with session_conf(job.spark, {PARTITIONS: "2"}):

@@ -125,6 +125,7 @@ def edited(path: str, directory: Path) -> str:
     return ckpt.edit_state(renamed.path).save(str(directory / "again")).path
 
 
+@pytest.mark.further
 def test_a_fork(job: Job) -> None:
     """Of a checkpoint in the location, and of savepoints elsewhere, also edited ones."""
     with job.running() as query:
@@ -162,6 +163,7 @@ def test_a_fork(job: Job) -> None:
         job.but(location="last", out="out-last").run(moved)
 
 
+@pytest.mark.further
 def test_a_fork_after_a_rollback(job: Job) -> None:
     """What the void epochs have read counts, and what was read after the rollback."""
     names = epochs_of(job, 4)
@@ -201,6 +203,7 @@ def test_a_file_that_was_written_again(job: Job) -> None:
         ckpt.rollback(str(job.location_path), to)
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("how", ["delete", "archive"])
 def test_a_source_that_cleans_up(job: Job, how: str) -> None:
     """``cleanSource`` deletes or moves a file as soon as the next epoch begins."""
@@ -238,6 +241,7 @@ COMPACTED = {
 }
 
 
+@pytest.mark.further
 def test_a_log_that_is_compacted(job: Job, caplog: pytest.LogCaptureFixture) -> None:
     """Spark has deleted the entries of the void epochs; the compaction has them."""
     with session_conf(job.spark, COMPACTED):

@@ -77,6 +77,7 @@ def version_of(job: Job) -> str:
     return (job.location_path / "offsets" / str(newest)).read_text().split("\n")[0]
 
 
+@pytest.mark.further
 @pytest.mark.wide_variants
 @pytest.mark.parametrize("conf", [V2, NAMED], ids=["numbered", "named"])
 def test_a_query_is_restarted_forked_and_drained(feeds: TwoFeeds, conf: dict[str, str]) -> None:

@@ -97,6 +97,7 @@ def test_of_two_claims_at_once_one_counts(job: Job, monkeypatch: pytest.MonkeyPa
     assert [each.name for each in path.iterdir()] == [FIRST_WRITER_NAME]
 
 
+@pytest.mark.further
 def test_a_restored_query_does_not_start_into_the_path_of_another(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,6 +118,7 @@ def test_a_restored_query_does_not_start_into_the_path_of_another(
     assert fork.result() == rows(OLD_EPOCHS + 1, OLD_EPOCHS + 3)
 
 
+@pytest.mark.further
 def test_a_later_start_with_another_path(job: Job) -> None:
     """A new path is filled as at the restore; its earlier one continues behind the others' epochs.
 
@@ -141,6 +143,7 @@ def test_a_later_start_with_another_path(job: Job) -> None:
     assert fork.result() == [*rows(OLD_EPOCHS + 1, OLD_EPOCHS + 2), *later]
 
 
+@pytest.mark.further
 def test_a_query_that_is_rolled_back_keeps_its_path(job: Job) -> None:
     """Its log ends with the epoch of the checkpoint, and has the claim of the id before."""
     with session_conf(job.spark, {COMPACT_INTERVAL: "3"}):
@@ -205,6 +208,7 @@ def newest_of(job: Job) -> str:
     return max(found, key=lambda name: int(name.removeprefix("chk-")))
 
 
+@pytest.mark.further
 def test_an_undone_rollback_leaves_both_paths_to_their_epochs(job: Job) -> None:
     """The path that was written in between has void epochs, so the sink would leave out the next.
 

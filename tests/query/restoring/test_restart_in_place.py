@@ -150,6 +150,7 @@ def test_a_live_state_that_the_new_program_lacks(job: Job) -> None:
     query.stop()
 
 
+@pytest.mark.further
 @pytest.mark.wide_variants
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_up_and_down(job: Job, backend: str) -> None:

@@ -135,6 +135,7 @@ def test_claimed_and_fallen_back(job: Job) -> None:
     assert in_order(back.result() + both[0]) == both[2]
 
 
+@pytest.mark.further
 def test_a_claim_of_a_driver_that_died_is_given_up(
     job: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -185,6 +186,7 @@ def test_sources_and_arguments_that_do_not_fit(job: Job) -> None:
         fork.writer().restoreFrom(checkpoint, migrations=migrations).start()
 
 
+@pytest.mark.further
 def test_migrations_of_a_restore(job: Job) -> None:
     """They run during the restore, also at another parallelism; the query needs none."""
     job = version(job.but(plan=None, output="k string, run long, emitted string"), OLD, WRITES)

@@ -173,6 +173,7 @@ def test_a_query_that_a_connect_server_may_run_is_refused_however_silent_it_is(
     assert Path(back.kept).name.startswith("_before_rollback-")
 
 
+@pytest.mark.further
 def test_an_undo_finds_the_checkpoints_of_the_query(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -283,6 +284,7 @@ def test_a_rollback_that_fails_leaves_what_the_later_one_stages(
     assert again.result() == expected_after(job.feed.rows, 20)
 
 
+@pytest.mark.further
 @pytest.mark.usefixtures("of_two_processes")
 @pytest.mark.parametrize("finished", [False, True], ids=["begins", "has ended"])
 def test_a_rollback_that_is_overtaken_at_its_last_step_changes_nothing(

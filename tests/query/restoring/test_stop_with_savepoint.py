@@ -175,6 +175,7 @@ def test_a_drain_that_is_cut_is_finished_by_the_next_start(
     assert not (job.location_path / "_draining").exists()
 
 
+@pytest.mark.further
 def test_a_drain_that_two_drivers_finish(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first ends it while the second starts Spark, which finds new input: no epoch drains it.
 

@@ -67,6 +67,7 @@ class Arrow(Rows, ckpt.ArrowProcessor):
         yield keys.slice(3)
 
 
+@pytest.mark.further
 def test_as_row_by_row(job: Job, tmp_path: Path) -> None:
     """The same output with composite keys and nulls, across a restart on another backend."""
     feed = Feed(tmp_path / "rows", SCHEMA, INPUT)

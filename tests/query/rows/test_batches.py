@@ -84,6 +84,7 @@ def rows_of(epoch: int, number: int) -> list[Any]:
     return rows
 
 
+@pytest.mark.further
 def test_as_row_by_row(job: Job, tmp_path: Path) -> None:
     """The same output with composite keys and nulls, across a restart on another backend."""
     feed = Feed(tmp_path / "rows", SCHEMA, INPUT)

@@ -136,6 +136,7 @@ def job_of(job: Job, plan: str = "whole windows") -> tuple[Job, list[list[Any]]]
     return job.but(plan=built, output=OUTPUT, feed=feed), rows[3:]
 
 
+@pytest.mark.further
 def test_it_restores_rolls_back_and_restarts(job: Job) -> None:
     """The windows that are open and the operator's state continue together."""
     job, more = job_of(job)

@@ -212,6 +212,7 @@ def counting(ttl_ms: int | None = None) -> Callable[[Job], DataFrame]:
     return plan
 
 
+@pytest.mark.further
 def test_a_time_to_live_is_switched_on_and_off_at_a_restart(job: Job) -> None:
     """An entry that is older than the switch counts from there; each run is one epoch."""
     job = job.but(output="k string, n long").using(OFTEN)

@@ -25,6 +25,7 @@ class OtherOrder(Count):
             yield Row(n=row.n, k=row.k)
 
 
+@pytest.mark.further
 @pytest.mark.wide_variants
 @pytest.mark.parametrize(
     ("processor", "output"), [(Reveal, OUTPUT), (OtherOrder, "k string, n long")]

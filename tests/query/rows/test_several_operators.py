@@ -77,6 +77,7 @@ SCOPED = [
 ]
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("number", [2, pytest.param(3, marks=pytest.mark.soak)])
 def test_chained(job: Job, number: int) -> None:
     """Restarted, and forked onto the other backend, they give the same as the single stages."""

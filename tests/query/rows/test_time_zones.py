@@ -68,6 +68,7 @@ def of_spark(spark: SparkSession) -> list[str]:
     return list(spark.sql(f"select {times}").first())
 
 
+@pytest.mark.further
 def test_each_name_is_the_zone_that_it_is_in_spark(spark: SparkSession) -> None:
     for name in NAMES:
         with session_conf(spark, {ZONE: name}):

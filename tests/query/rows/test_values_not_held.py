@@ -82,6 +82,7 @@ def processed(spark: SparkSession, columns: str, method: str, keys: Any = "k") -
     return list(keyed(METHODS[method](), "n long", "Append", "None", uid="op").collect())
 
 
+@pytest.mark.further
 @pytest.mark.parametrize(
     ("method", "name"),
     [

@@ -74,6 +74,7 @@ def frame_of(spark: SparkSession, path: str, **options: str) -> DataFrame:
     return spark.read.format("pyspark_ckpt.state").options(operator=UID, **options).load(path)
 
 
+@pytest.mark.further
 @pytest.mark.wide_variants
 @pytest.mark.parametrize("state", ["total", "visits", "pages"])
 def test_a_frame_has_the_rows_of_the_table(registered: SparkSession, path: str, state: str) -> None:

@@ -77,6 +77,7 @@ def numbers(path: str) -> int:
     return len(entries_of_states(path)["number"])
 
 
+@pytest.mark.further
 def test_made_once(job: Job) -> None:
     """A restart, even with another initial state, continues with the existing state."""
     job.feed.add([("k0", 1), ("k3", 1), ("new", 1)])

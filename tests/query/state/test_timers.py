@@ -131,6 +131,7 @@ def test_stopped_in_the_middle(job: Job) -> None:
     assert job.result() == in_order(rows + of_every_key("timer", *range(15, 61, 10)))
 
 
+@pytest.mark.further
 def test_processing_time(job: Job) -> None:
     """With availableNow they fire in epochs that have data, else as soon as they are due."""
     job = job.but(processor=ClockAlarm, time_mode="ProcessingTime", watermark=None)

@@ -58,6 +58,7 @@ def test_a_bucket_that_is_not_there_is_refused_before_anything_begins(
         job.start(restore="s3://nobody-made-this/chk-1")
 
 
+@pytest.mark.further
 def test_a_query_uses_s3(job: Job, s3_url: str) -> None:
     """Scenarios 5 and 23: checkpoint, stop, rebuild, savepoint, fork onto local disk.
 

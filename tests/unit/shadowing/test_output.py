@@ -95,6 +95,7 @@ def test_decimals_that_are_one_float(differing: Any) -> None:
     assert differing(types, [old], [new], 1e-12) == ({}, [])
 
 
+@pytest.mark.further
 def test_one_row_that_differs_often_fills_no_memory(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -151,6 +151,7 @@ def test_a_driver_that_was_stopped_between_finding_garbage_and_deleting_it_delet
     second.close()
 
 
+@pytest.mark.further
 def test_a_driver_that_was_stopped_publishes_nothing_in_s3(
     s3_url: str, s3_environment: dict[str, str]
 ) -> None:
