@@ -148,7 +148,7 @@ MUTATIONS = (
         "tests/unit/savepoint",
     ),
     Mutation(
-        "a complete savepoint behind which something failed",
+        "a complete savepoint after which something failed",
         "pyspark_ckpt/savepoint/savepoint.py",
         "            if self._is_published():",
         "            if False:",
@@ -222,7 +222,7 @@ MUTATIONS = (
         "tests/unit/restore/location/test_seedings.py",
     ),
     Mutation(
-        "epochs that began beside a seeding",
+        "epochs that began during a seeding",
         "pyspark_ckpt/restore/location/seedings.py",
         "    try:\n        _check_fresh(location)",
         "    try:\n        pass",
@@ -328,7 +328,7 @@ MUTATIONS = (
         "tests/query/checkpoints/test_missing_partitions.py",
     ),
     Mutation(
-        "a rollback beside another one",
+        "a rollback during another one",
         "pyspark_ckpt/restarting/rollback.py",
         "        exchange(location, wanted, check_still_ours)",
         "        exchange(location, wanted)",

@@ -37,13 +37,13 @@ _READS_STATE = (
 NOT_APPLYING = (
     NotApplying(
         ("*Parity*::test_transform_with_state_chaining_ops",),
-        "It has an aggregation of Spark's own behind the operator, which is not supported over "
+        "It has an aggregation of Spark's own after the operator, which is not supported over "
         "Spark Connect yet.",
         "Spark's own stateful operators",
     ),
     NotApplying(
         ("*CheckpointV2*::test_transform_with_state_chaining_ops",),
-        "It has an aggregation of Spark's own behind the operator, which is not supported with "
+        "It has an aggregation of Spark's own after the operator, which is not supported with "
         "state stores in checkpoint format 2 yet.",
         "checkpointFormatVersion above 1 are not supported yet",
     ),
