@@ -153,7 +153,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--peers",
         action="store_true",
-        help="against Flink and Bytewax, in environments of their own, instead of PySpark",
+        help="against Flink and Bytewax, in separate environments, instead of PySpark",
     )
     parser.add_argument(
         "--patience-seconds",

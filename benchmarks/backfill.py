@@ -1,7 +1,7 @@
 """The memory of every step of a subtask around a large back-fill, with a limit of 64 MB.
 
 ``python -m benchmarks.backfill --gigabytes 0.5 2 10`` runs the steps on each backend and for each
-size, each in a process of its own, and writes the largest growth of every process.
+size, each in a separate process, and writes the largest growth of every process.
 """
 
 from __future__ import annotations

@@ -6,12 +6,12 @@ every few seconds, opens the page of states, or Prometheus scrapes. Which one is
 Pairs in which nobody looks in both groups show the noise. The console is that of ``query.ui()``, a
 process like that of ``pyspark-ckpt ui``, and each page and scrape must show what it should.
 
-With ``--busy 2`` other programs keep the cores busy meanwhile. What the console then gets is the
+With ``--busy 2`` other programs keep the cores busy. What the console then gets is the
 most that it can take from anybody.
 
 The figure is the CPU time that the query's processes (driver, JVM, workers) take for a row: the
 ratio within each pair, and the median of the ratios. Wall time depends on other programs too much.
-The CPU time of the console itself is beside it, per look. The first epochs of a group do not count.
+The CPU time of the console itself is given per look. The first epochs of a group do not count.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _RESAMPLES = 4000
 
 @dataclass
 class _Group:
-    """Epochs in which the same happened beside the query."""
+    """Epochs in which the same happened next to the query."""
 
     contender: str
     epochs: int = 0

@@ -3,7 +3,7 @@
 ``python -m benchmarks.latency`` gives 1,000,000 keys a state, and then sends 1,000 rows a second
 through a socket to a running count. A row carries the time at which it was due, so that rows which
 wait because the query is busy count in full. It has arrived when the epoch's output has been
-written. Contenders take turns, each in a session of its own. All rows must arrive once, with the
+written. Contenders take turns, each in its own session. All rows must arrive once, with the
 count of their key; a wrong row prints no figures and ends with status 1.
 """
 

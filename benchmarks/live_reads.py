@@ -303,7 +303,7 @@ def _cpu_rows(report: dict[str, Any]) -> list[tuple[str, str, str]]:
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.live_reads",
-        description="Measure live reads beside a busy query.",
+        description="Measure live reads of a busy query.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument("--keys", type=int, default=1_000_000)

@@ -5,7 +5,7 @@ follow each other without a pause. Whenever another 1 % of the keys was written 
 taken and uploaded in the background; a checkpoint is triggered halfway between two of them, so that
 each has one more. With ``--by-default`` base snapshots are taken when the library's defaults say
 so, and the checkpoints have the changelog of 1 % of the keys. Each epoch is assigned to what ran
-beside it, and compared with the median of all. The output is compared with what pandas computes.
+at the same time, and compared with the median of all. The output is compared with pandas.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def _run(
 def _observed(
     spark: SparkSession, query: ckpt.CheckpointedQuery, epochs: Sequence[Epoch], location: str
 ) -> list[ObservedEpoch]:
-    """Assign each epoch to what ran beside it."""
+    """Assign each epoch to what ran at the same time."""
     checkpoints = [
         (row.triggered_at.timestamp(), row.triggered_at.timestamp() + row.duration_ms / 1000)
         for row in query.checkpoints().collect()

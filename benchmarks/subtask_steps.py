@@ -1,4 +1,4 @@
-"""The steps of a subtask with a large state, each in a process of its own, without Spark.
+"""The steps of a subtask with a large state, each in a separate process, without Spark.
 
 ``python -m benchmarks.subtask_steps STEP BACKEND DIRECTORY BYTES VALUE_BYTES`` runs one step. Every
 step leaves its handle in the directory, where the next one finds it.
@@ -168,7 +168,7 @@ STEPS: dict[str, tuple[Callable[[Place], None], str]] = {
 
 
 def command(step: str, place: Place) -> list[str]:
-    """Return the command that runs a step in a process of its own."""
+    """Return the command that runs a step in a separate process."""
     sizes = [str(place.size_bytes), str(place.value_bytes)]
     module = "benchmarks.subtask_steps"
     return [sys.executable, "-m", module, step, place.backend, str(place.directory), *sizes]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 BEGIN = "begin"
-"""What the process prints, in a line of its own, once it has imported what it needs."""
+"""What the process prints, on a separate line, once it has imported what it needs."""
 
 _INTERVAL_SECONDS = 0.01
 _KIB = 1024
@@ -20,7 +20,7 @@ class Growth:
     """By how much a process has grown at most since it began, native memory included.
 
     `anonymous_bytes` is what it has allocated (``RssAnon``), Python's and every library's.
-    `mapped_bytes` are pages of mapped files beside that (``RssFile`` and ``RssShmem``), which the
+    `mapped_bytes` are pages of mapped files in addition (``RssFile`` and ``RssShmem``), which the
     system takes back when it needs them: the heap backend's state, and code.
     """
 

@@ -1,1 +1,1 @@
-"""Peers that are no Spark query; each script runs in a virtual environment of its own."""
+"""Peers that are not Spark queries; each script runs in its own virtual environment."""

@@ -42,9 +42,9 @@ class Job:
     script
         The file that calls :meth:`run`, which each of the processes runs.
     value
-        The column beside the key.
+        The column next to the key.
     output
-        The names of the columns behind the key.
+        The names of the columns after the key.
     build
         From the arguments and the keyed rows to the keyed output.
     in_order

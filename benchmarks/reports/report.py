@@ -13,14 +13,14 @@ from benchmarks.runs.case import Case, Contender, Figure, Program, Workload
 from benchmarks.runs.run import Run
 
 _HOW = (
-    "Contenders took turns over the same files, with the same sink, each run in a session of its "
-    "own in one JVM. Every output row of every run was checked against pandas. Figures are the "
+    "Contenders took turns over the same files, with the same sink, each run in its own session "
+    "in one JVM. Every output row of every run was checked against pandas. Figures are the "
     "median of the repetitions (lowest to highest); a ratio is taken within a repetition. Time is "
     "from the trigger of the first counted epoch to the commit of the last, barrier and sink "
-    "included; of a program that is no Spark query, that of a job over all rows less that of the "
-    "same job over one. CPU time is that of driver, JVM and workers in the same time, without the "
-    "JVM's compilers, which stand beside it; what other programs took of the machine in the whole "
-    "run is noise. Memory is the most that Python workers took together."
+    "included; of a program that is not a Spark query, that of a job over all rows less that of "
+    "the same job over one. CPU time is that of driver, JVM and workers in the same time, without the "
+    "JVM's compilers, which are given next to it; what other programs took of the machine in the "
+    "whole run is noise. Memory is the most that Python workers took together."
 )
 
 

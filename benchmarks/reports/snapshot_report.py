@@ -16,7 +16,7 @@ _PARTS = ("open_ms", "process_ms", "barrier_ms")
 
 @dataclass(frozen=True, slots=True)
 class ObservedEpoch:
-    """One epoch, and what ran beside it.
+    """One epoch, and what ran at the same time.
 
     `open_ms`, `process_ms` and `barrier_ms` are those of the slowest subtask.
     """
@@ -36,7 +36,7 @@ class ObservedEpoch:
 
     @property
     def beside(self) -> str:
-        """What ran beside it."""
+        """What ran at the same time."""
         names = [
             name
             for name, is_so in (
@@ -73,7 +73,7 @@ class SnapshotReport:
         return median(epoch.ms for epoch in self.epochs)
 
     def worst_ratios(self) -> list[float]:
-        """Return the slowest epoch of each stretch beside a snapshot, as a ratio to the median."""
+        """Return the slowest epoch of each stretch with a snapshot, as a ratio to the median."""
         worst: list[int] = []
         is_going_on = False
         for epoch in self.epochs:

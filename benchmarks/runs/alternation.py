@@ -110,7 +110,7 @@ def _run(
 
 
 def run_turn(spark: SparkSession, case: Case, contender: Contender, directory: Path) -> Run:
-    """Run one contender once, over files of its own below a directory."""
+    """Run one contender once, over separate files below a directory."""
     data = _Input(replace(case, contenders=[contender]), directory / "data")
     return run_query(
         spark, case, contender, data.files, data.expected(contender), directory / "run"

@@ -111,22 +111,22 @@ class Contender:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A peer that is no Spark query: a program in a virtual environment of its own.
+    """A peer that is not a Spark query: a program in its own virtual environment.
 
     It gets one JSON argument: the input files, an empty directory for its output, and
     `arguments`; it prints one line of JSON: rows, seconds. Its output is checked like any other,
-    after `final` has taken the last state from it, because it emits in steps of its own.
+    after `final` has taken the last state from it, because it emits in its own steps.
 
     Parameters
     ----------
     name
         How figures call it.
     environment
-        Directory of the virtual environment, beside ``.venv``.
+        Directory of the virtual environment, next to ``.venv``.
     script
         File in ``benchmarks/programs``.
     arguments
-        The arguments of the script beside the files.
+        The arguments of the script in addition to the files.
     final
         From everything written, in the case's output columns, to the rows that are compared.
     """

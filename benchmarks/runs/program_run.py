@@ -1,4 +1,4 @@
-"""One timed run of a peer that is no Spark query, checked like any other."""
+"""One timed run of a peer that is not a Spark query, checked like any other."""
 
 from __future__ import annotations
 

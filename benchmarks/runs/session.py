@@ -25,7 +25,7 @@ def use_this_python() -> None:
 
 
 class Sessions:
-    """Gives each run a session of its own, so that it finds no workers or state of another.
+    """Gives each run its own session, so that it finds no workers or state of another.
 
     Two cores and two shuffle partitions. State goes to Spark's RocksDB store with a changelog, its
     fastest durable setting, for all contenders; this library keeps only its handles there.

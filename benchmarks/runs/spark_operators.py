@@ -77,7 +77,7 @@ def ours(
 def combined(
     aggregates: Mapping[str, ckpt.Aggregate], key: str, backend: str, *, before_shuffle: bool = True
 ) -> Contender:
-    """Return a contender that keeps aggregates, combined before the shuffle or only behind it."""
+    """Return a contender that keeps aggregates, combined before the shuffle or only after it."""
 
     def query(df: DataFrame) -> DataFrame:
         keyed = ckpt.key_by(df, key)

@@ -1,4 +1,4 @@
-"""The effect of a savepoint on a busy query: its epochs, and its delay behind its source."""
+"""The effect of a savepoint on a busy query: its epochs, and how far it lags its source."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Disturbance:
 
     @property
     def ratio(self) -> float:
-        """The longest epoch meanwhile over the median epoch before."""
+        """The longest epoch during it over the median epoch before."""
         return max(self.epochs_ms) / median(self.quiet_ms)
 
 

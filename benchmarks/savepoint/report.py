@@ -26,15 +26,15 @@ _TEXT = (
     "state store is written. The first epoch after it, over one key in a hundred, builds the "
     "local copies. *At rest* is the same with {small:,} keys, turn by turn: what Spark and a few "
     "jobs take, whatever the size. A ratio is that of the time beyond this; the whole time over "
-    "the copying stands beside it. The state of every fork was compared with the original's, entry "
-    "by entry, and its output with pandas. Median of the repetitions (lowest to highest)."
+    "the copying is given next to it. The state of every fork was compared with the original's, "
+    "entry by entry, and its output with pandas. Median of the repetitions (lowest to highest)."
 )
 
 _LOAD_TEXT = (
     "A query that is busy for seven tenths of the time: a file arrives at an interval, each is an "
     "epoch. *Longest* is the longest epoch that a savepoint overlapped, over the median of those "
     "before; the limit is {most:g}. *Delay* is the longest time from the arrival of a file to the "
-    "commit of its epoch, before and meanwhile; *recovered* the time from the end of the savepoint "
+    "commit of its epoch, before and during it; *recovered* the time from the end of the savepoint "
     "until a commit is no later than the latest before, if one of the next epochs is. Output was "
     "compared with pandas, every savepoint with its digests."
 )

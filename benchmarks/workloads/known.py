@@ -16,7 +16,7 @@ from benchmarks.workloads import (
 )
 
 MakeWorkload = Callable[..., Workload]
-"""From the scale, and whether programs that are no Spark query take part."""
+"""From the scale, and whether programs that are not Spark queries take part."""
 
 WORKLOADS: dict[str, MakeWorkload] = {
     "W0": running_count.small,
@@ -33,4 +33,4 @@ WORKLOADS: dict[str, MakeWorkload] = {
 }
 DEFAULT = ("W1", "W1F", "W1R", "W2", "W3", "W4", "W5", "W6", "W7", "W9")
 WITH_PROGRAMS = ("W1", "W2")
-"""Those that are also written for peers that are no Spark query."""
+"""Those that are also written for peers that are not Spark queries."""

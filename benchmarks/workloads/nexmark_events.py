@@ -112,7 +112,7 @@ def _auction(random: np.random.Generator, last: Numbers) -> Numbers:
 
 
 def _typed(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return all columns of the input, with nulls beside whole numbers."""
+    """Return all columns of the input, with nulls among whole numbers."""
     columns = {}
     for field in INPUT.split(", "):
         name, kind = field.split()

@@ -187,7 +187,7 @@ def each_row(scale: float, *, with_programs: bool = False) -> Workload:
         "W1R",
         "w1_row_per_row",
         "W1 with a row out for each row in",
-        "Each row leaves with its key's count. Beside it the processor of W1, with a row per key.",
+        "Each row leaves with its key's count. Next to it the processor of W1, with a row per key.",
         [replace(case, expected=counting.counts_of_each_row)],
         references=[ROWS, MAP_ONLY.name, JVM_MAP.name],
         targets=[

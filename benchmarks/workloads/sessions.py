@@ -34,7 +34,7 @@ COLUMNS = ("key", "start_ms", "last_ms", "n")
 GAP_MS = 30 * 60_000
 EPOCH_MS = 10 * 60_000
 LATEST_MS = 5 * 60_000
-"""How far behind the others a row may come; the watermark leaves twice as much, so none is late."""
+"""How much later than others a row may come; the watermark allows twice that, so none is late."""
 
 _WATERMARK = f"{2 * LATEST_MS} milliseconds"
 _ORIGIN_MS = 1_704_067_200_000
