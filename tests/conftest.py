@@ -57,8 +57,8 @@ if MEMORY_DISK.is_dir() and shutil.disk_usage(MEMORY_DISK).free > ROOM_BYTES:
     # Thousands of synced files take no time there.
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY_DISK))
 
-# The processes for permissions and links took a sixth of the time of tests with queries. Programs
-# of their own have Hadoop's classes, as most users do.
+# The processes for permissions and links took a sixth of the time of tests with queries. Separate
+# programs have Hadoop's classes, as most users do.
 NO_PROCESSES = local_files_conf()
 
 
@@ -91,7 +91,7 @@ collect_ignore = (
 )
 
 # A signal in the middle of a call to the JVM leaves an answer that the next call would read; then
-# every later test fails. Beside other processes this one ends instead, and another takes over.
+# every later test fails. Among other processes this one ends instead, and another takes over.
 TIME_LIMIT_METHOD = "thread" if "PYTEST_XDIST_WORKER" in os.environ else "signal"
 
 PARALLELISM = 2
@@ -110,7 +110,7 @@ WIDE_NOTEBOOKS = {"02_fork_from_savepoint.ipynb", "03_state.ipynb"}
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put tests first that start drivers of their own, as notebooks do: they take longest.
+    """Put tests first that start their own drivers, as notebooks do: they take longest.
 
     Where one process runs all tests, a signal ends one beyond its limit, and the next begins. The
     signal reaches a test that waits for the JVM, but none that hangs in native code or while it

@@ -11,7 +11,7 @@ FORMAT = Path(__file__).parent / "log_format"
 _OF_SPARK = re.compile(r"\d\d/\d\d/\d\d \d\d:\d\d:\d\d (WARN|ERROR|FATAL) (.*)")
 _OF_PYTHON = re.compile(r"\b(WARNING|ERROR|CRITICAL) ([\w.]+): (.*)")
 _TRACES = re.compile(r"^Traceback \(most recent call last\):|^Exception in thread .*", re.MULTILINE)
-"""The first two also behind a progress bar, which has no end of a line."""
+"""The first two also after a progress bar, which has no end of a line."""
 
 _SPARKS_OWN = re.compile(
     "Unable to load native-hadoop"
@@ -26,7 +26,7 @@ _SPARKS_OWN = re.compile(
     "|Failed to cancel job group"  # of a query that is stopped
     "|releaseExecute"  # ``spark.stop()`` over Connect may come before the end of its last results
 )
-"""What Spark logs for a program with a query of its own, too."""
+"""What Spark logs for a program with its own query, too."""
 
 
 def complaints(log: str) -> list[str]:

@@ -116,7 +116,7 @@ def test_the_program_and_the_commands_of_the_readme_run_as_they_stand(tmp_path: 
 @pytest.mark.reach
 @pytest.mark.own_jvm
 def test_the_program_of_the_readme_runs_over_connect_as_it_does_classic(tmp_path: Path) -> None:
-    """Both logs are checked; the server of its own ends with it, and nobody warns of that."""
+    """Both logs are checked; its own server ends with it, and nobody warns of that."""
     (program,) = python_blocks(ROOT / "README.md")
     remote = program.replace('.master("local[2]")', '.remote("local[2]")')
     assert remote != program
@@ -201,7 +201,7 @@ def test_the_kafka_job_runs(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebooks_have_small_outputs(notebook: Path) -> None:
-    """Stored by ``make notebooks``; nbmake runs the cells, in kernels of their own."""
+    """Stored by ``make notebooks``; nbmake runs the cells, in their own kernels."""
     assert notebook.stat().st_size < 150_000
     cells = nbformat.read(notebook, as_version=4).cells
     outputs = [output for cell in cells if cell.cell_type == "code" for output in cell.outputs]

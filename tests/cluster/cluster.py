@@ -94,7 +94,7 @@ class Cluster:
         return len(self._fed) - 1
 
     def feed(self) -> int:
-        """Add a file, which is an epoch of its own; return the epoch."""
+        """Add a file, which is one epoch; return the epoch."""
         self._fed.append(write_input(self.work / "input", len(self._fed), self._chance))
         return self.epoch
 

@@ -1,4 +1,4 @@
-"""Spark's standalone master and two workers on hosts of their own: addresses of loopback.
+"""Spark's standalone master and two workers on their own hosts: addresses of loopback.
 
 On ``local-cluster`` all executors are of one host, and Spark runs no second attempt of a task on a
 host that has the first.

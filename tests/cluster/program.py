@@ -1,9 +1,9 @@
-"""A driver on ``local-cluster[2,1,1024]``: each executor is a JVM of its own.
+"""A driver on ``local-cluster[2,1,1024]``: each executor is its own JVM.
 
 ``python program.py WORK_DIRECTORY BACKEND HEARTBEAT_TIMEOUT [KEY=VALUE ...]`` numbers the rows of
 the files in ``WORK_DIRECTORY/input`` until ``marks/finish`` exists. The keys are of Spark's conf,
-``spark.master`` included. Meanwhile ``marks/status`` has what the driver knows: how many executors
-it has, and how many tasks of the stateful stage have ended.
+``spark.master`` included. During the run, ``marks/status`` has what the driver
+knows: how many executors it has, and how many tasks of the stateful stage have ended.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ def _kill_after_the_task(cluster: Cluster) -> None:
 def _end_and_check(cluster: Cluster) -> None:
     """Check that no process uses files of dead executors, and that the run leaves nothing.
 
-    Spark gives each executor process a directory of its own, so no replacement sees a stale copy.
+    Spark gives each executor process its own directory, so no replacement sees a stale copy.
     Spark deletes the directory of a killed executor only when the application ends.
     """
     directories = {dead.local for dead in cluster.killed}

@@ -1,4 +1,4 @@
-"""A Spark Connect server in another process, and a client in a process of its own."""
+"""A Spark Connect server in another process, and a client in a separate process."""
 
 from __future__ import annotations
 

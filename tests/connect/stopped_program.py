@@ -1,6 +1,6 @@
 """A client that stops its session under a query; see test_stopped_session.
 
-Its arguments are a directory, and the address of the next session. With a server of its own, the
+Its arguments are a directory, and the address of the next session. With its own server, the
 session's end ends that server too.
 """
 

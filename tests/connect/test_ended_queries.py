@@ -1,4 +1,4 @@
-"""Queries that have ended leave no sessions behind, neither on the server nor in the client."""
+"""Queries that have ended leave no sessions, neither on the server nor in the client."""
 
 from __future__ import annotations
 

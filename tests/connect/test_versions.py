@@ -1,4 +1,4 @@
-"""Clients and servers of the other versions of PySpark, each in an environment of its own."""
+"""Clients and servers of the other versions of PySpark, each in its own environment."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ PAGES = [
     for page in sorted((ROOT / "docs" / folder).glob("*.md"))
     if python_blocks(page) and page.stem not in OF_THEIR_OWN
 ]
-# Each page has names of its own, and shares the session and the directory with those before it.
+# Each page has its own names, and shares the session and the directory with those before it.
 ALL_PAGES = """
 import json, traceback
 for page, blocks in json.load(open("pages.json")).items():

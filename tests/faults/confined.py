@@ -1,4 +1,4 @@
-"""Runs a function of a test in a process of its own, with a small disk or few file descriptors."""
+"""Runs a function of a test in a separate process, with a small disk or few file descriptors."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def in_a_process(
 def on_a_small_disk(
     function: Callable[..., None], directory: Path, size_bytes: int, *arguments: object
 ) -> None:
-    """Do the same with a disk of its own at `directory`, the first argument."""
+    """Do the same with its own disk at `directory`, the first argument."""
     if not may_mount():
         pytest.skip("there is no right to mount a disk, not even in a namespace")
     directory.mkdir()

@@ -1,4 +1,4 @@
-"""A driver in a process of its own that stops itself at one operation.
+"""A driver in a separate process that stops itself at one operation.
 
 ``python driver_program.py URL SETTINGS CHECKPOINTS OPERATION OCCURRENCE`` takes this many
 checkpoints. It stops before the n-th occurrence of the operation (``before OPERATION``) or after it

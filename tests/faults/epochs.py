@@ -141,7 +141,7 @@ class Epochs:
         return len(self.handles) - 1 if self.handles else None
 
     def runner(self, storage: Storage | None = None, **changed: Any) -> CheckpointRunner:
-        """Start a driver, which may see the files through a storage of its own."""
+        """Start a driver, which may see the files through its own storage."""
         storage = storage or self.storage
         settings = {
             "num_retained": NUM_RETAINED,

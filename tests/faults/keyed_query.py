@@ -60,7 +60,7 @@ KEYS = tuple("abcdefgh")
 MAX_PARALLELISM = 8
 RETAINED = 2
 MOST_APART = 5
-"""For so many epochs in a row two attempts may start from handles of their own."""
+"""For so many epochs in a row two attempts may start from their own handles."""
 
 _TEXT = '{"type":"struct","fields":[{"name":"s","type":"string","nullable":true,"metadata":{}}]}'
 _STATES = (StateDescriptor("last", "value", _TEXT),)
@@ -106,7 +106,7 @@ class Call:
     line
         The handle that was committed and the handles that led to it, oldest first.
     written
-        The files of all its attempts, and what uploads finished meanwhile.
+        The files of all its attempts, and what uploads finished since then.
     """
 
     epoch: int

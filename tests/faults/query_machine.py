@@ -421,14 +421,14 @@ class QueryMachine(RuleBasedStateMachine):
             assert tree(query.root) == self.trees.setdefault(query.root, tree(query.root))
 
     def check_subsumed(self, query: KeyedQuery) -> None:
-        """Check what a completed checkpoint leaves behind it."""
+        """Check what a completed checkpoint leaves."""
         assert len(query.checkpoints()) <= RETAINED
         self.check_cleaned(query)
 
     def check_cleaned(self, query: KeyedQuery) -> None:
         """Check that each remaining file belongs to a checkpoint or to a subtask's last calls.
 
-        A driver that died behind a completed checkpoint has left one more than are retained. It
+        A driver that died after a completed checkpoint has left one more than are retained. It
         stays until the next one completes.
         """
         checkpoints = query.checkpoints()

@@ -138,7 +138,7 @@ def _next_begin_from(query: KeyedQuery) -> list[Handle]:
 def without_owner(query: KeyedQuery) -> set[str]:
     """Return the files that must not exist after the cleaner has run.
 
-    Checkpoints and the next epoch need files. Besides, for each subtask that the newest checkpoint
+    Checkpoints and the next epoch need files. Also, for each subtask that the newest checkpoint
     covers there may be what was written in the epochs of its last five handles and later,
     what its last handles refer to, and the snapshots that are pending in them.
     """

@@ -1,4 +1,4 @@
-"""One attempt at an epoch of a subtask, in a process of its own that stops itself on its way.
+"""One attempt at an epoch of a subtask, in a separate process that stops itself on its way.
 
 ``python subtask_program.py URL DIRECTORY BACKEND STOP_AT`` reads the committed handle and what the
 epoch writes from its input, as JSON, and stops (SIGSTOP) at ``STOP_AT``: ``base`` or ``segment``,

@@ -2,7 +2,7 @@
 
 An input is a whole file of a released version with a few changes: bytes that are flipped, removed,
 inserted, repeated or cut off. Half of the inputs get the right checksums again, so that the code
-behind the checksums is reached. Some inputs that are no file of any kind come first. A parser may
+after the checksums is reached. Some inputs that are not a file of any kind come first. A parser may
 return or raise an error of the library. Anything else is a failure, and so is an input that takes
 more than two seconds or too much memory. An input that takes twenty seconds ends the process, also
 in the midst of C; the input is in ``build/fuzzing/running``.

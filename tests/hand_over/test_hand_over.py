@@ -1,6 +1,6 @@
 """Rows go through Arrow where PySpark lets them, through pandas elsewhere, with the same results.
 
-The settings of a worker belong to a Spark context, so most cases run in a driver of their own.
+The settings of a worker belong to a Spark context, so most cases run in their own driver.
 """
 
 from __future__ import annotations

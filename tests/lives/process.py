@@ -1,4 +1,4 @@
-"""A driver of a walk in a process of its own, which can be killed."""
+"""A driver of a walk in a separate process, which can be killed."""
 
 from __future__ import annotations
 

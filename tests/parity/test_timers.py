@@ -231,7 +231,7 @@ class KeyTold(Timers):
 def test_key_of_a_fired_timer(both: Callable[..., Both]) -> None:
     """A timer has its key: of several columns, of any type, also null.
 
-    Timestamps are left out: PySpark shows them without a zone here, and with one beside rows.
+    Timestamps are left out: PySpark shows them without a zone here, and with one in rows.
     """
     ddl = f"{INPUT}, n int, day date, dec decimal(9,2), raw binary, d double"
     values: list[tuple[Any, ...]] = [

@@ -25,7 +25,7 @@ class Short(Operations):
 
 
 class Long(Operations):
-    """Nothing expires while the test runs; a duration of 0 is no time to live."""
+    """Nothing expires while the test runs; a duration of 0 is not a time to live."""
 
     def ttl_ms(self, state: str) -> int | None:
         return 0 if state == "map" else LONG_MS

@@ -35,7 +35,7 @@ TOLERABLE = "spark.ckpt.execution.checkpointing.tolerable-failed-checkpoints"
 RETENTION = "spark.ckpt.execution.checkpointing.externalized-checkpoint-retention"
 INLINE = "spark.ckpt.execution.checkpointing.data-inline-threshold"
 BACKENDS = ("rocksdb", "heap")
-OFTEN = {INTERVAL: "100ms", INLINE: "0b"}  # many checkpoints, and files of their own for all state
+OFTEN = {INTERVAL: "100ms", INLINE: "0b"}  # many checkpoints, and separate files for all state
 DEADLINE = 60.0
 
 EVENT = pa.schema([("k", pa.string()), ("v", pa.int64())])

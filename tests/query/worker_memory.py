@@ -50,7 +50,7 @@ class WorkerMemory:
 
 @contextmanager
 def watched_workers(spark: SparkSession) -> Iterator[WorkerMemory]:
-    """Give queries that start in this context workers of their own, and watch these workers.
+    """Give queries that start in this context their own workers, and watch these workers.
 
     A worker is watched from its start, so before it opens a local copy.
     """

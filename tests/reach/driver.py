@@ -1,4 +1,4 @@
-"""A driver in a process of its own, and the storages that its location may be on."""
+"""A driver in a separate process, and the storages that its location may be on."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ GCS = "STORAGE_EMULATOR_HOST"
 
 @dataclass(frozen=True)
 class Store:
-    """A directory of the test's own on a storage whose server is behind a front."""
+    """A separate directory for the test on a storage whose server has a front."""
 
     url: str
     front: Front

@@ -18,7 +18,7 @@ KINDS = (DRIVER, EXECUTOR, WORKER)
 
 
 def members(session: int) -> Iterator[tuple[int, str]]:
-    """Yield the processes of a session; Python workers have a group of their own."""
+    """Yield the processes of a session; Python workers have their own group."""
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError, ValueError):  # it has ended
             if os.getsid(int(entry.name)) == session:

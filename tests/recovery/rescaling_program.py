@@ -44,7 +44,7 @@ def main(work: Path, backend: str, sink: str, kill_at: int) -> None:
         .getOrCreate()
     )
     spark.sparkContext.setLogLevel("ERROR")
-    disk = Disk(work)  # it reads all files, so nothing may change meanwhile
+    disk = Disk(work)  # it reads all files, so nothing may change during this
     disk.done = _Killing(kill_at)
     query = _start(spark, work, sink)
     while query.lastProgress is None:  # no epoch yet

@@ -32,7 +32,7 @@ IN_FLIGHT = 20
 @pytest.mark.wide
 @pytest.mark.parametrize("backend", ["heap", "rocksdb"])
 def test_disk_use_is_bounded_in_a_crash_loop(backend: str) -> None:
-    """Scenario 22: twenty-four deaths, each behind a checkpoint of its run."""
+    """Scenario 22: twenty-four deaths, each after a checkpoint of its run."""
     _crash(backend, deaths=24)
 
 

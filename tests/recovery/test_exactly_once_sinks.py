@@ -45,7 +45,7 @@ def test_kills_a_rollback_a_fork_and_a_replacement(tmp_path: Path, postgres: str
     """A kill after all sinks, and one between two, in the first epoch of a rollback.
 
     The epochs of the rollback run again with other rows. The fork reads what the original reads
-    once more, beside it in the same tables. The replacement makes the original's last epoch void.
+    once more, next to it in the same tables. The replacement makes the original's last epoch void.
     """
     keys = write_input(tmp_path / "input", range(3))
     keys += write_input(tmp_path / "later", range(3, 7))

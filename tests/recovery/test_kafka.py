@@ -117,7 +117,7 @@ def check_output(
 
 
 def kill_after_a_checkpoint(run: Path, topic: Topic, chance: random.Random) -> None:
-    """Run the program in a process of its own, and kill it and its workers within a second."""
+    """Run the program in a separate process, and kill it and its workers within a second."""
     known = checkpoints(run)
     command = [sys.executable, str(PROGRAM), str(run), topic.address, str(SMALL_EPOCH)]
     process = subprocess.Popen(command, start_new_session=True)
@@ -245,7 +245,7 @@ def test_offsets_that_the_broker_does_not_have_are_an_error(topic: Topic) -> Non
 
 @pytest.mark.wide
 def test_a_backlog_gets_more_subtasks(spark: SparkSession, topic: Topic, tmp_path: Path) -> None:
-    """The rule sees by the offsets how far the query is behind; the epochs are short enough."""
+    """The rule sees by the offsets how far the query lags; the epochs are short enough."""
     topic.produce(400)
     rules = {
         "spark.ckpt.rescale.enabled": "true",

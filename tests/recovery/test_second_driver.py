@@ -25,7 +25,7 @@ DEADLINE_SECONDS = 120
 
 
 class Driver:
-    """A driver in a process of its own."""
+    """A driver in a separate process."""
 
     def __init__(self, work: Path, name: str) -> None:
         self.process = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Windows of Spark and the operator behind them go on together when the driver is killed."""
+"""Windows of Spark and the operator after them continue together when the driver is killed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A driver program with an operator behind windows of Spark, which is killed in an epoch.
+"""A driver program with an operator after windows of Spark, which is killed in an epoch.
 
 ``python windows_program.py WORK_DIRECTORY WHERE`` reads ``WORK_DIRECTORY/input`` to its end and
 writes each epoch's rows to ``WORK_DIRECTORY/epoch-<number>``. If `WHERE` is a number, the program

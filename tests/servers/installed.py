@@ -1,4 +1,4 @@
-"""Installs what servers of the tests need, once, beside this environment's Python."""
+"""Installs what servers of the tests need, once, next to this environment's Python."""
 
 from __future__ import annotations
 

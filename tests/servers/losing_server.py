@@ -18,7 +18,7 @@ BUSY: Answer = (503, [("Content-Length", "0")], b"")
 class Losses:
     """How many requests that `is_lost` selects the front still answers with 503, and has answered.
 
-    If `carries_out`, the server behind has carried out these requests: their answers are lost.
+    If `carries_out`, the real server has carried out these requests: their answers are lost.
     """
 
     def __init__(self, is_lost: Callable[[Request], bool]) -> None:

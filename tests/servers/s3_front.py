@@ -16,7 +16,7 @@ Answer = tuple[int, list[tuple[str, str]], bytes]
 
 @dataclass(frozen=True)
 class Request:
-    """A request, and how the server behind answers it."""
+    """A request, and how the real server answers it."""
 
     method: str
     path: str

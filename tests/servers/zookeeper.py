@@ -1,6 +1,6 @@
 """Starts and stops a real ZooKeeper server, of Debian's package, on loopback.
 
-The package is not installed: its files and those of the few it needs are unpacked beside this
+The package is not installed: its files and those of the few it needs are unpacked next to this
 environment's Python, once.
 """
 

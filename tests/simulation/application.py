@@ -153,7 +153,7 @@ class Application:
             self.world.check_may_fail(self, exc)
         finally:
             self.is_running = False
-        self.kill()  # what it left behind ends with it
+        self.kill()  # what it left ends with it
 
     def _run(self) -> None:
         world = self.world

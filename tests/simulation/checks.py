@@ -125,7 +125,7 @@ class Checks:
             )
 
     def _query_id_in(self, path: str) -> str | None:
-        """Return what a driver finds that starts beside the one that made the id."""
+        """Return what a driver finds that starts next to the one that made the id."""
         with self.scheduler.quiet():
             return SparkLog(open_storage(path)).query_id()
 
@@ -236,7 +236,7 @@ class Checks:
         self.check_savepoint_files(path)
 
     def check_savepoint_files(self, path: str) -> None:
-        """Check that a savepoint has its state, with files of its own."""
+        """Check that a savepoint has its state, in its own files."""
         with self.scheduler.quiet():
             storage = open_storage(path)
             metadata = read_metadata(storage)

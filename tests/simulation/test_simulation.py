@@ -1,6 +1,6 @@
 """A slice of the simulation, the seeds that failed once, and the proof that it can fail.
 
-The histories run in a process of their own, whose sets of texts have an order that never changes.
+The histories run in a separate process, whose sets of texts have an order that never changes.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def test_a_broken_line_is_found_and_its_seed_is_replayed() -> None:
 
 @pytest.mark.wide
 def test_processes_share_the_seeds_and_add_up_their_figures(tmp_path: Path) -> None:
-    """What a seed may do is the same in a process of its own as beside others."""
+    """What a seed may do is the same in a separate process as among other tests."""
     figures = []
     for jobs in (1, 2):
         results = tmp_path / str(jobs)

@@ -165,7 +165,7 @@ class World(Checks):
         self._any().kill()
 
     def _pause_a_driver(self) -> None:
-        """Another driver starts beside one that seems dead and wakes up later."""
+        """Another driver starts next to one that seems dead and wakes up later."""
         last = self._any()
         last.pause(self.chance.randrange(50, 3_000))
         if self.chance.random() < 0.8:

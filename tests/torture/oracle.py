@@ -73,7 +73,7 @@ class Input:
         """Write the next file, which appears at once; return its number."""
         number = len(self.files)
         counts = {key: self._chance.randrange(MOST_ROWS) for key in KEYS}
-        counts[self._chance.choice(KEYS)] += 1  # a file without rows would be no epoch
+        counts[self._chance.choice(KEYS)] += 1  # a file without rows would not be an epoch
         keys = [key for key, count in counts.items() for _ in range(count)]
         self._chance.shuffle(keys)
         columns = [keys, [number] * len(keys), [time_ms(number) * 1000] * len(keys)]
@@ -105,7 +105,7 @@ class Input:
             The files of the epoch of each file that is not the only one of its epoch.
         watermarks
             The watermark of the epoch that begins with a file, in milliseconds, where it may be
-            behind the file before. Spark's file sink skips an epoch that it has committed, if a
+            after the file before. Spark's file sink skips an epoch that it has committed, if a
             driver is killed before Spark commits it, and Spark then sees no times of this epoch.
 
         Raises

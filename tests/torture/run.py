@@ -310,7 +310,7 @@ def main() -> None:
 
 
 def _again_with_a_disk(seed: int, arguments: argparse.Namespace) -> int:
-    """Run this program again in a namespace with a small disk of its own."""
+    """Run this program again in a namespace with its own small disk."""
     disk = tempfile.mkdtemp(prefix="torture-disk-")
     command = [*NAMESPACE, MOUNT, "sh", str(DISK_BYTES), disk]
     program = [sys.executable, "-m", "tests.torture.run", str(arguments.kills)]

@@ -95,7 +95,7 @@ def test_each_damage_is_found(given: Input, kind: str, damage: str) -> None:
 
 
 def output_with_two_files_in_an_epoch(given: Input, both: range, order: list[int]) -> Output:
-    """Process the files, two of them in one epoch in an order of their own."""
+    """Process the files, two of them in one epoch in their own order."""
     n: dict[str, int] = defaultdict(int)
     total: dict[str, int] = defaultdict(int)
     output = [row for row in output_of(given, 0, -1, FILES - 1) if row["kind"] == "timer"]

@@ -49,7 +49,7 @@ TREE = {
     "SessionEndedError": (FailedCheckpointsError,),
     "RestoreError": (CheckpointError, ValueError),
 }
-"""The leaves, each below its group and beside the builtin or PySpark's error that it is."""
+"""The leaves, each below its group and next to the builtin or PySpark's error that it is."""
 
 CLASSES = {
     name: error

@@ -1,4 +1,4 @@
-"""What a program of the documentation needs beside this library is said where a reader begins."""
+"""What else a program of the documentation needs is said where a reader begins."""
 
 from __future__ import annotations
 

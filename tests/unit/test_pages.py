@@ -39,7 +39,7 @@ def quoted(page: Path) -> list[str]:
 
 @cache
 def paths() -> frozenset[str]:
-    """Return the files and folders of the project, without what tools leave behind."""
+    """Return the files and folders of the project, without what tools leave."""
     tops = [top for top in ROOT.iterdir() if not top.name.startswith((".", "build", "dist"))]
     below = [path for top in tops if top.is_dir() for path in top.rglob("*")]
     found = [*tops, *below, *(ROOT / ".ci").rglob("*")]

@@ -1,6 +1,6 @@
 """The server that PySpark's parity tests start in this process: any free port of loopback.
 
-These tests need a process of their own, because a process has either classic sessions or Connect's.
+These tests need a separate process, because a process has either classic sessions or Connect's.
 With PySpark 4.1 each module needs one: the closing of a session there waits for retries to the
 server of the module before, which has ended.
 """

@@ -181,7 +181,7 @@ def chance() -> random.Random:
 
 @pytest.fixture
 def lived(job: Job, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Life]:
-    """Return a function that runs the query once more, each time in a location of its own."""
+    """Return a function that runs the query once more, each time in its own location."""
     monkeypatch.setattr(retrying_storage, "PAUSES_SECONDS", (0.01, 0.01, 0.01))
     monkeypatch.setattr(patience, "SHORTEST_MS", 1)
     real = StartLocation.checkpoints

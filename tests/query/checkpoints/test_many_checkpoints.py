@@ -151,7 +151,7 @@ def check_sources(job: Job, *sources: Any) -> None:
 
 def files_and_bytes(job: Job) -> dict[str, int]:
     """Return what is on disk after a checkpoint has been completed and cleaned up."""
-    # Marks of ids are counted at the end, and notes on the run have a bound of their own.
+    # Marks of ids are counted at the end, and notes on the run have their own bound.
     others = {job.checkpoint_path / "drivers", job.checkpoint_path / "history" / "runs"}
     stored = [file for file in files_below(job.checkpoint_path) if file.parent not in others]
     local = [
@@ -183,7 +183,7 @@ def resources(spark: SparkSession) -> dict[str, int]:
 def size_of(file: Path) -> int:
     try:
         return file.stat().st_size
-    except FileNotFoundError:  # replaced meanwhile by an upload in the background
+    except FileNotFoundError:  # just replaced by an upload in the background
         return 0
 
 
@@ -216,7 +216,7 @@ def descriptors_of(process: psutil.Process) -> tuple[int, int]:
     sockets = others = 0
     with suppress(FileNotFoundError):  # the process has ended
         for descriptor in Path(f"/proc/{process.pid}/fd").iterdir():
-            with suppress(FileNotFoundError):  # closed meanwhile
+            with suppress(FileNotFoundError):  # just closed
                 if str(descriptor.readlink()).startswith("socket:"):
                     sockets += 1
                 else:
@@ -236,7 +236,7 @@ def check_flat(use: Sequence[dict[str, int]]) -> None:
 
     What is counted exactly in the workers must not rise at all. RocksDB compacts, the JVM's pools
     fill, Py4J opens sockets and earlier tests end threads of the driver when they like to: a file,
-    thread or socket left behind by every checkpoint is more than their slack in a third of a run.
+    thread or socket left by every checkpoint is more than their slack in a third of a run.
     """
     third = len(use) // 3
     slack = min(MOST_SLACK, 2 * third // 3)

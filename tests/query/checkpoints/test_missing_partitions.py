@@ -1,4 +1,4 @@
-"""A listing of Spark's state that lacks a subtask is no state without the subtask's keys."""
+"""A listing of Spark's state that lacks a subtask is not a state without the subtask's keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a running query reports about its operators, beside Spark's own progress."""
+"""What a running query reports about its operators, next to Spark's own progress."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ class Phases:
         self.base = base
 
     def job(self, name: str) -> Job:
-        """Return a job in a session of its own."""
+        """Return a job in its own session."""
         base = self.base / name
         job = Job(program_session(base), base, Feed(base / "in")).using({INTERVAL: "1h"})
         job = job.using({SAVEPOINT_DIR: str(base / "savepoints")})

@@ -220,7 +220,7 @@ def test_an_epoch_whose_state_is_not_computed_is_not_committed(
     def partly(df: DataFrame, epoch: int) -> None:
         subtasks = range(df.rdd.getNumPartitions())
         if epoch == 0:
-            df.isEmpty()  # an action over some rows does no harm beside one over all
+            df.isEmpty()  # an action over some rows does no harm next to one over all
             rows.extend(df.collect())
         elif is_mended:  # nor do several that are over all rows together
             rows.extend(row for subtask in subtasks for row in of_subtask(df, subtask))

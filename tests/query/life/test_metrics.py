@@ -1,4 +1,4 @@
-"""Metrics of running queries, scraped and received by real HTTP, beside the history."""
+"""Metrics of running queries, scraped and received by real HTTP, compared with the history."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def test_bad_settings(job: Job, key: str, value: str, allowed: list[str]) -> Non
 
 
 def test_conf_files(tmp_path: Path) -> None:
-    """The conf files of the project can be read; one that is no properties file cannot."""
+    """The conf files of the project can be read; one that is not a properties file cannot."""
     assert ckpt.read_conf_file(CONF / "heap.conf")[BACKEND] == "heap"
     assert ckpt.read_conf_file(str(CONF / "rocksdb.conf"))[BACKEND] == "rocksdb"
     file = tmp_path / "some.conf"

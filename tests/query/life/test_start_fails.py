@@ -94,7 +94,7 @@ def test_a_start_that_fails_after_spark_began_stops_the_query(
 @pytest.mark.wide_variants
 @pytest.mark.parametrize("location", ["location", ""])
 def test_a_start_that_is_interrupted_leaves_no_query(tmp_path: Path, location: str) -> None:
-    """Spark's start goes on behind the interrupt, and nobody would know its query."""
+    """Spark's start goes on after the interrupt, and nobody would know its query."""
     ended = subprocess.run(
         [sys.executable, interrupted_program.__file__, location and str(tmp_path / location)],
         capture_output=True,

@@ -127,7 +127,7 @@ def test_it_stays_after_an_error(job: Job) -> None:
 
 
 def test_below_spark_s_root(job: Job) -> None:
-    """A query without a name gets a directory of its own, which stays."""
+    """A query without a name gets its own directory, which stays."""
     job.feed.add(events_of(0))
     root = job.base / "root"
     query: ckpt.CheckpointedQuery

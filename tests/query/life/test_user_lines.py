@@ -87,7 +87,7 @@ def line_of(function: Callable[..., Any], text: str) -> str:
 
 
 def over_a_batch(job: Job, processor: Failing, method: str) -> str:
-    """Return the error of a processor over a DataFrame that is no stream."""
+    """Return the error of a processor over a DataFrame that is not a stream."""
     rows = job.spark.createDataFrame([("b", 1)], "k string, v long")
     keyed = ckpt.key_by(rows, "k")
     if processor.step == "handleBroadcastRows":
@@ -205,7 +205,7 @@ def test_a_migration_that_raises(job: Job) -> None:
 @pytest.mark.wide
 @pytest.mark.own_jvm
 def test_a_notebook_cell_in_the_log(tmp_path: Path) -> None:
-    """The driver's log shows code that has no file; the driver is a process of its own."""
+    """The driver's log shows code that has no file; the driver is a separate process."""
     ended = subprocess.run(
         [sys.executable, str(PROGRAM), str(tmp_path)],
         capture_output=True,

@@ -314,7 +314,7 @@ def test_file(stopped: Callable[[str], Stopped], sink: str, name: str, damage: s
     assert (outcome == CONTINUES) == (error is None)
     if error is not None:
         named = [job.base / "out"] if is_behind or outcome == PUT_BACK else broken
-        # Of a file that is no stream of bytes of a state store, only the directory is known.
+        # Of a file that is not a stream of bytes of a state store, only the directory is known.
         names = [str(place) for path in named for place in (path, path.parent)]
         assert any(each.removesuffix(".compact") in str(error) for each in names)
     if outcome == ROLLBACK:

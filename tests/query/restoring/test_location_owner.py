@@ -35,7 +35,7 @@ def elsewhere(job: Job) -> Job:
 
 
 def copied(job: Job, location: str, out: str) -> Job:
-    """A copy of the job's location as ``cp -a`` makes it, which writes to a sink of its own."""
+    """A copy of the job's location as ``cp -a`` makes it, which writes to its own sink."""
     shutil.copytree(job.location_path, job.base / location)
     return job.but(location=location, out=out)
 

@@ -1,4 +1,4 @@
-"""Spark's file sink under a query: a path of its own, whose log Spark can always read."""
+"""Spark's file sink under a query: its own path, whose log Spark can always read."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_path_is_of_one_restored_query(job: Job, monkeypatch: pytest.MonkeyPat
             patch.setattr("pyspark_ckpt.restore.location.start_location.check_fresh", lambda *_: 0)
             with pytest.raises(ckpt.RestoreError, match="new path"):
                 second.run(savepoint)
-        run_epochs(first, 6)  # Spark compacts its log beside the claim
+        run_epochs(first, 6)  # Spark compacts its log next to the claim
         second = second.but(out="fork-out2")
         second.run(savepoint)
     wanted = rows(OLD_EPOCHS + 1, OLD_EPOCHS + 6)
@@ -120,7 +120,7 @@ def test_a_restored_query_does_not_start_into_the_path_of_another(
 
 @pytest.mark.further
 def test_a_later_start_with_another_path(job: Job) -> None:
-    """A new path is filled as at the restore; its earlier one continues behind the others' epochs.
+    """A new path is filled as at the restore; its earlier one continues after the others' epochs.
 
     The log of a path has no row of an epoch that went elsewhere. That of another query is refused.
     """

@@ -59,7 +59,7 @@ def build_of(spark: SparkSession, name: str = "") -> None:
 
 
 def bad_programs(job: Job) -> dict[str, tuple[Any, str]]:
-    """Return what is no program, each with what the error says of it."""
+    """Return what is not a program, each with what the error says of it."""
 
     def forgets() -> None:
         job.df()

@@ -399,7 +399,7 @@ def planted(spark):
 
 @contextmanager
 def proving(job: Job) -> Iterator[tuple[ckpt.CheckpointedQuery, list[str]]]:
-    """Run a query whose input arrives every second; yields what proves a candidate beside it."""
+    """Run a query whose input arrives every second; yields what compares a candidate with it."""
     program = job.base / "program.py"
     program.write_text(PROGRAM.format(source=str(job.feed.path)))
     # The offsets since the only checkpoint stay, however many epochs a slow machine runs.
@@ -477,7 +477,7 @@ def test_a_proof_that_is_killed(job: Job) -> None:
 
 
 def names_at(job: Job) -> set[str]:
-    """Return what is at the location beside checkpoints and pins of readers, which expire."""
+    """Return what is at the location except checkpoints and pins of readers, which expire."""
     places = (job.location_path, job.checkpoint_path)
     found = (path.name for place in places for path in place.iterdir())
     return {name for name in found if not name.startswith(("chk-", "_reader-", "."))}

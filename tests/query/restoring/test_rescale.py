@@ -151,7 +151,7 @@ def test_key_groups_are_taken_over_without_a_shuffle(
     """2 subtasks become 4, then 8, of which some stay empty, then 3 on the other backend.
 
     Every new subtask keeps the files of an old one; of 3, some add entries of others. Checkpoints
-    and cleaning continue meanwhile, and local copies are lost, so files that new subtasks share are
+    and cleaning continue, and local copies are lost, so files that new subtasks share are
     read and kept again and again.
     """
     made: list[list[Handle]] = []

@@ -55,7 +55,7 @@ def test_stopped_in_the_middle(job: Job, interval: str) -> None:
 @pytest.mark.further
 @pytest.mark.skipif(pyspark.__version__ < "4.1", reason="Spark's class has another name in 4.0")
 def test_the_offsets_of_the_first_epoch_were_interrupted(job: Job) -> None:
-    """A driver ended while it wrote them: Spark 4.3 alone refuses to begin beside what is left."""
+    """A driver ended while it wrote them: Spark 4.3 alone refuses to begin next to what is left."""
     job.start().stop()  # there is no row, so it ends before its first epoch
     offsets = job.location_path / "offsets"
     hadoop = job.spark._jsparkSession.sessionState().newHadoopConf()

@@ -90,7 +90,7 @@ class GatedBatch:
 def test_a_query_that_is_stopped_while_its_restart_is_prepared_stays_stopped(
     job: Job, gate: Gate, capsys: pytest.CaptureFixture[str], asks: str
 ) -> None:
-    """A rule rescales while somebody else stops: what comes behind the savepoint stays unread."""
+    """A rule rescales while somebody else stops: what comes after the savepoint stays unread."""
     with session_conf(job.spark, {PARTITIONS: "2"}), ThreadPoolExecutor(1) as pool:
         epoch_of(job)
         query = writer_of(job, GatedProgram(job, gate)).start()
@@ -128,7 +128,7 @@ def test_two_stops_at_once_run_no_epoch_behind_the_savepoint(
         if len(ran) > 1:
             assert one_has_run.wait(PATIENCE_S)
         real_run(self, drained)
-        epoch_of(job)  # comes behind the savepoint
+        epoch_of(job)  # comes after the savepoint
         one_has_run.set()
 
     def stop() -> Savepoint:

@@ -102,7 +102,7 @@ def test_each_single_operation_of_a_restore_fails_in_turn(
         chosen = [*range(len(operations))]
     for number in chosen:
         done, error = restores.with_a_fault(number)
-        # The threads of the query go on behind the start, which then may have returned.
+        # The threads of the query go on after the start, which then may have returned.
         what = done[number] if number < len(done) else "behind the start"
         print(f"fault {number} of {len(operations)}: {what} -> {error!r}")
         location = tmp_path / f"{number}" / "location"

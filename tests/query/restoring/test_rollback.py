@@ -228,7 +228,7 @@ def of_two_processes(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_of_two_rollbacks_at_once_the_later_one_counts(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It takes what the first has staged for left behind. The first finds itself fenced."""
+    """It takes what the first has staged for leftovers. The first finds itself fenced."""
     job, names, location = three_epochs(job)
     seed = rolling_back.seed
 
@@ -290,7 +290,7 @@ def test_a_rollback_that_fails_leaves_what_the_later_one_stages(
 def test_a_rollback_that_is_overtaken_at_its_last_step_changes_nothing(
     job: Job, monkeypatch: pytest.MonkeyPatch, finished: bool
 ) -> None:
-    """Another one claims the location behind the staging, when nothing was moved yet."""
+    """Another one claims the location after the staging, when nothing was moved yet."""
     job, names, location = three_epochs(job)
     exchange = rolling_back.exchange
 

@@ -110,7 +110,7 @@ def test_two_forks_beside_the_original(job: Job, monkeypatch: pytest.MonkeyPatch
 def test_copies_take_all_slots_of_a_query_that_waits(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Short copies do; otherwise, or beside an epoch, half the slots are left to the query."""
+    """Short copies do; otherwise, or during an epoch, half the slots are left to the query."""
     at_once: list[int] = []
     run = SavepointJob._run
 
@@ -287,7 +287,7 @@ def test_a_fork_into_a_table(job: Job) -> None:
 
 @pytest.mark.further
 def test_nothing_to_save_yet(job: Job) -> None:
-    """Scenario 31: without a committed epoch a savepoint is refused and leaves nothing behind."""
+    """Scenario 31: without a committed epoch a savepoint is refused and leaves nothing."""
     with job.running() as query:
         with pytest.raises(ckpt.CheckpointAbortedError, match="epoch"):
             query.triggerSavepoint()

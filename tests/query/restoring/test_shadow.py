@@ -1,4 +1,4 @@
-"""A candidate beside a running query: what differs is found and named, and nothing else is."""
+"""A candidate next to a running query: what differs is found and named, and nothing else is."""
 
 from __future__ import annotations
 

@@ -243,7 +243,7 @@ def test_a_drain_that_begins_while_another_driver_starts(
 def test_a_start_of_the_same_process_waits_for_a_drain(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It would fence the driver that drains, and run the same epoch beside it."""
+    """It would fence the driver that drains, and run the same epoch at the same time."""
     job = timed(job)
     job.feed.add([(k, 10, at(0)) for k in KEYS])
     query = job.start()

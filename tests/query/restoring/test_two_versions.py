@@ -1,6 +1,6 @@
 """An earlier version and this one run a query in turn, as when an upgrade is rolled back.
 
-The earlier version is its own code in a process of its own. What the query must emit is computed by
+The earlier version is its own code in a separate process. What the query must emit is computed by
 the model of the golden data.
 """
 

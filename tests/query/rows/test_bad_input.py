@@ -225,14 +225,14 @@ def test_two_operators_with_one_uid(job: Job) -> None:
 
 @pytest.mark.parametrize("uid", ["", " ", 7])
 def test_an_impossible_uid(job: Job, uid: Any) -> None:
-    """A uid that is no name is refused when the query is built."""
+    """A uid that is not a name is refused when the query is built."""
     with refused(ckpt.PlanError, "uid", unchanged=job.base):
         job.but(uid=uid).df()
 
 
 @pytest.mark.further
 def test_null_key(job: Job) -> None:
-    """Null is a key with a state of its own, also after a restart, and differs from ''."""
+    """Null is a key with its own state, also after a restart, and differs from ''."""
     job.feed.add([(None, 1), ("", 2), (None, 3)], [(None, 4), ("null", 5)])
     job.run()
     job.feed.add([(None, 6), ("", 7), ("null", 8)])

@@ -1,4 +1,4 @@
-"""An operator behind an aggregation of Spark gives what Spark's own transformWithState gives there.
+"""An operator after an aggregation of Spark gives what Spark's own transformWithState gives there.
 
 Spark allows that order in append mode. Its check of a plan refuses it before the operator that this
 library runs on, so the library checks the parts of the plan itself.
@@ -111,7 +111,7 @@ PLANS: dict[str, Callable[[DataFrame, Operator], DataFrame]] = {
 def test_as_with_sparks_own(spark: SparkSession, tmp_path: Path, plan: str) -> None:
     """Late rows, an epoch without progress, timers and a restart are among them.
 
-    Not sessions: Spark 4.3 fails in its own transformWithState behind them ("Can only upgrade
+    Not sessions: Spark 4.3 fails in its own transformWithState after them ("Can only upgrade
     readStore to writeStore"). `test_native_operators.py` has them before this library's operator.
     """
     with session_conf(spark, {PROVIDER: ROCKSDB}):

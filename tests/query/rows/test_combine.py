@@ -1,4 +1,4 @@
-"""combine: the same results before and behind the shuffle, and after restarts and forks."""
+"""combine: the same results before and after the shuffle, and after restarts and forks."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_the_same_before_and_behind_the_shuffle(job: Job, tmp_path: Path) -> Non
 
 
 class Own(StatefulProcessor):
-    """A program of its own over the state of `combine`."""
+    """Its own program over the state of `combine`."""
 
     def init(self, handle: Any) -> None:
         self._state = handle.getValueState("combined", "n long, total long")

@@ -92,7 +92,7 @@ def windows(rows: DataFrame) -> DataFrame:
 
 
 def events(first: int, last: int) -> list[Event]:
-    """Return each row twice, three rows apart, with a key of its own for every third."""
+    """Return each row twice, three rows apart, with a separate key for every third."""
     return [(f"k{v % 3}", v) for i in range(first, last) for v in (i, max(i - 3, 9))]
 
 

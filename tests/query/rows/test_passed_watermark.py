@@ -1,4 +1,4 @@
-"""Spark's stateful operators give the same output behind this library's and behind Spark's."""
+"""Spark's stateful operators give the same output after this library's and after Spark's."""
 
 from __future__ import annotations
 

@@ -161,7 +161,7 @@ def test_operators_of_another_program(job: Job) -> None:
 
 
 def test_operators_that_are_refused(job: Job) -> None:
-    """Refused are two with one uid, and Spark's own stateful operators beside several of these."""
+    """Refused are two with one uid, and Spark's own stateful operators next to several of these."""
     twice = job.but(processor=Count, output="k string, n long")
     with refused(ckpt.PlanError, "uid", "'op'", unchanged=job.base):
         twice.but(plan=lambda job: twice.df().union(twice.df())).start()

@@ -146,7 +146,7 @@ def test_a_file_in_another_encoding(spark: SparkSession, feed: Feed, tmp_path: P
 
 
 class Keeps(Tables):
-    """Write a text that is no UTF-8 into a state."""
+    """Write a text that is not UTF-8 into a state."""
 
     def init(self, handle: Any) -> None:
         self.name = handle.getValueState("name", "name string")

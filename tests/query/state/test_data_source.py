@@ -244,7 +244,7 @@ def read_elsewhere(reader: Any, partition: InputPartition, *, killed: bool = Fal
 @pytest.mark.wide_variants
 @pytest.mark.parametrize("backend", ["rocksdb", "heap"])
 def test_a_checkpoint_stays_from_planning_to_the_last_task(job: Job, backend: str) -> None:
-    """Tasks read a checkpoint that was subsumed meanwhile; one is killed, and runs again."""
+    """Tasks read a checkpoint that was subsumed since then; one is killed, and runs again."""
     job = job.but(processor=Count, output="k string, n long")
     job = job.using({BACKEND: backend, RETAINED: 1, **OFTEN, **IMAGES})
     directory = LocalStorage(job.checkpoint_path)

@@ -1,4 +1,4 @@
-"""Live reads of a running query: exactly the newest committed epoch, whatever happens beside."""
+"""Live reads of a running query: exactly the newest committed epoch, whatever else happens."""
 
 from __future__ import annotations
 
@@ -229,7 +229,7 @@ def test_with_sparks_other_state_store(job: Job, spark: SparkSession) -> None:
 
 @pytest.mark.further
 def test_a_gap_of_many_epochs(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A copy that was left behind is built again from newer files."""
+    """A copy that is out of date is built again from newer files."""
     monkeypatch.setattr(newest_handles, "_MOST_FILES", 2)
     job = job.using(REBASED)
     job.feed.add(events_of(0))

@@ -96,7 +96,7 @@ def check_growth(
 
     def run(limit: str) -> tuple[int, int]:
         """Return by how much the worker grew, and the number of spilled files."""
-        # Another environment gives the query Python workers of its own, which start small.
+        # Another environment gives the query its own Python workers, which start small.
         environment = job.spark.sparkContext.environment
         monkeypatch.setitem(environment, "PYSPARK_CKPT_TEST", uuid.uuid4().hex)
         one = job.but(processor=Measured, output=OUTPUT, plan=plan).using({LIMIT: limit})
@@ -193,7 +193,7 @@ def one_subtask(spark: SparkSession) -> Iterator[None]:
 
 
 def check_epochs_after_a_backfill(job: Job, backend: str, keys: int) -> None:
-    """Run a back-fill, small epochs, a rebuild and a restore, each in workers of its own.
+    """Run a back-fill, small epochs, a rebuild and a restore, each in separate workers.
 
     The maximum of a worker is compared with epochs of a small state, in which it has opened a copy
     and imported everything.
@@ -236,7 +236,7 @@ def check_epochs_after_a_backfill(job: Job, backend: str, keys: int) -> None:
 @pytest.mark.soak
 @pytest.mark.usefixtures("one_subtask")
 def test_epochs_after_one_beyond_the_limit(job: Job) -> None:
-    """200 MB, beside a limit of 8 MB."""
+    """200 MB, against a limit of 8 MB."""
     check_epochs_after_a_backfill(job, "rocksdb", 4_000)
 
 

@@ -354,7 +354,7 @@ NO_TEXT, NO_DATE, NESTED = -2, -3, -4
 
 
 def cities(job: Job) -> DataFrame:
-    """Return rows in which some values are none in Python: texts that are no UTF-8, and a date."""
+    """Return rows in which some values are none in Python: texts that are not UTF-8, and a date."""
     bad = "cast(X'4FE9' as string)"
     rows = job.stream().selectExpr(
         "k",

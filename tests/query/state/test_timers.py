@@ -177,7 +177,7 @@ class Unlucky(ClockAlarm):
 
 
 def await_often(query: ckpt.CheckpointedQuery) -> None:
-    """Wait for input until the timer fires: in the epoch of one of the files, or behind them."""
+    """Wait for input until the timer fires: in the epoch of one of the files, or after them."""
     for _ in range(100):
         query.processAllAvailable()
 
@@ -192,7 +192,7 @@ def test_a_query_that_fails_ends_the_wait_for_its_input(job: Job) -> None:
 
 
 class Chain(Alarm):
-    """Set the next timer when one fires, until the watermark is reached, and one behind it."""
+    """Set the next timer when one fires, until the watermark is reached, and one after it."""
 
     STEP: ClassVar = 5
 

@@ -50,7 +50,7 @@ def printed(command: str, path: Path, capsys: pytest.CaptureFixture[str]) -> lis
 def test_a_query_and_its_readers_find_the_store(
     job: Job, store: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Checkpoint, restart, fork from chk-N; a _metadata without a pointer is no checkpoint."""
+    """Checkpoint, restart, fork from chk-N; a _metadata without a pointer is not a checkpoint."""
     job = job.using({INTERVAL: "1h", INLINE: "0b", **store})
     with job.running() as query:
         for number in range(2):

@@ -1,6 +1,6 @@
 """Scenario 28: no file descriptors are left, for more and more of the work.
 
-In a process of its own, whose limit is really reached.
+In a separate process, whose limit is really reached.
 """
 
 from __future__ import annotations

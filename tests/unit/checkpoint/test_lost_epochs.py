@@ -107,7 +107,7 @@ def test_a_lost_checkpoint_does_not_say_which_files_may_go(epochs: Epochs, ends:
 def test_an_epoch_that_is_still_there_needs_no_other_checkpoint(
     epochs: Epochs, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Also after a restart in place, which changes the conf beside the offsets."""
+    """Also after a restart in place, which changes the conf next to the offsets."""
     path = epochs.location / "offsets" / "2"
     path.write_text(path.read_text().replace('"1"', '"4"'))
     with caplog.at_level(logging.WARNING):

@@ -182,7 +182,7 @@ def test_python_runs_the_package(savepoint: Path) -> None:
 
 @pytest.mark.further
 def test_what_a_command_leaves_out_is_told_beside_its_output(savepoint: Path) -> None:
-    """In a process of its own, because the test runner has its own handlers of the log."""
+    """In a separate process, because the test runner has its own handlers of the log."""
     away = savepoint.parents[1] / "away"
     away.mkdir()
     (savepoint.parent / "team\x1b[2J\nforged").symlink_to(away)
@@ -427,7 +427,7 @@ def test_a_name_that_the_terminal_cannot_show(
     snapshot: CheckpointMetadata,  # noqa: F811
     encoding: str,
 ) -> None:
-    """Through a pipe, because only a process of its own gets another encoding."""
+    """Through a pipe, because only a separate process gets another encoding."""
     name = "\u30c1\u30a7\u30c3\u30af \u00f6"
     store = CompletedCheckpoints(storage)
     store.reserve(1)

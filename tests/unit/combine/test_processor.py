@@ -1,4 +1,4 @@
-"""The processor behind the shuffle: rows and state merged, and sent on."""
+"""The processor after the shuffle: rows and state merged, and sent on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The first page points to the query that is skewed, grows, or leaves files behind."""
+"""The first page points to the query that is skewed, grows, or leaves unused files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A console in a process of its own."""
+"""A console in a separate process."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_console_has_a_process_with_the_lowest_priority_until_it_is_closed(
     process = server_of(console.url)
     assert process != os.getpid()
     assert os.getpriority(os.PRIO_PROCESS, process) == NICENESS
-    group = Path(f"/proc/{process}/autogroup")  # it has a session of its own
+    group = Path(f"/proc/{process}/autogroup")  # it has its own session
     assert not group.exists() or group.read_text().endswith(f" nice {NICENESS}\n")
     assert "no query" in page(console.url)
     console.close()

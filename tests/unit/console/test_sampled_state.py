@@ -112,7 +112,7 @@ def test_a_sample_ends_in_time_among_the_entries_of_another_state(
         return open_verified(self, reference)
 
     made = MadeSavepoint(tmp_path, NAMES, [(str(number),) for number in range(300)])
-    last = [keys[-1] for keys in made.keys]  # far behind in stored order
+    last = [keys[-1] for keys in made.keys]  # late in stored order
     made.epoch(init, write)
     path = made.save("s", canonical=canonical)
     made.close()

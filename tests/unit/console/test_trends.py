@@ -52,7 +52,7 @@ def test_a_state_that_was_renamed_does_not_grow() -> None:
 
 
 def test_a_state_that_is_not_counted_yet_is_judged_by_the_counts_before() -> None:
-    """As in the first epochs after a start, and beside an operator that is counted."""
+    """As in the first epochs after a start, and next to an operator that is counted."""
     records = grown(range(20), operator("count", count=5))
     records += [record(20, operator("visits"), operator("count", count=5)), record(21)]
     growth = growth_of(records)

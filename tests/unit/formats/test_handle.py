@@ -1,4 +1,4 @@
-"""The handle: lineage, files, and errors for bytes that are no handle."""
+"""The handle: lineage, files, and errors for bytes that are not a handle."""
 
 from __future__ import annotations
 

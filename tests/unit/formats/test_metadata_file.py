@@ -375,7 +375,7 @@ def test_format_2_is_for_spark_operators_only(metadata: CheckpointMetadata) -> N
 
 
 class _DeletedBetweenItsSizeAndItsContent(LocalStorage):
-    """As by a cleaner that runs beside a reader."""
+    """As by a cleaner that runs at the same time as a reader."""
 
     def size_bytes(self, relative: str) -> int | None:
         size_bytes = super().size_bytes(relative)

@@ -35,7 +35,7 @@ from tests.golden.earlier_version import run_earlier
 from tools import read_savepoint
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "0.1.0"
-VERSION_AT = 8  # behind the magic of _metadata
+VERSION_AT = 8  # after the magic of _metadata
 
 
 @pytest.fixture(params=["canonical", "native", "location/pyspark_ckpt/chk-5"])

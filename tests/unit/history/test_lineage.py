@@ -180,7 +180,7 @@ def test_what_may_not_be_read_hides_no_other_of_a_tree(
 
 
 def test_two_savepoints_of_one_epoch(storage: Storage, snapshot: CheckpointMetadata) -> None:
-    """A fork stands once, behind the savepoint that it was restored from."""
+    """A fork occurs once, after the savepoint that it was restored from."""
     root = storage.root.parent / "sp"
 
     def saved(query: str, parent: Origin | None = None) -> str:

@@ -73,7 +73,7 @@ def test_the_first_start_stays(storage: Storage, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(run_log, "KEPT_RUNS", 3)
     assert RecordedRuns(storage).first_start() is None
     RunLog(storage).write(note(0))
-    for number in range(5):  # each by a driver of its own
+    for number in range(5):  # each by its own driver
         RunLog(storage).write(start(str(number)))
     found = RecordedRuns(storage)
     assert [each.run_id for each in found.starts_and_ends()] == ["0", "3", "4"]

@@ -1,4 +1,4 @@
-"""A rollback beside other drivers fences those that are paused; Spark's part is replaced."""
+"""A rollback next to other drivers fences those that are paused; Spark's part is replaced."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class Driver:
 
 
 class Wait:
-    """The time in which a rollback waits, and what drivers do meanwhile."""
+    """The time in which a rollback waits, and what drivers do during it."""
 
     def __init__(self, checkpoints: LocalStorage) -> None:
         self._checkpoints = checkpoints

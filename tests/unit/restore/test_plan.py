@@ -267,7 +267,7 @@ def mixed(
     names: tuple[str, ...],
     **conf: str,
 ) -> RestoreSource:
-    """Operator `count` beside some of Spark's own."""
+    """Operator `count` next to some of Spark's own."""
     (stored,) = snapshot.operators
     spark_operators = tuple(
         SparkOperatorMetadata(

@@ -24,7 +24,7 @@ FALLBACK = "spark.ckpt.execution.state-recovery.fallback=true"
 
 @pytest.fixture
 def checkpoints(storage: LocalStorage, snapshot: CheckpointMetadata) -> LocalStorage:
-    """Checkpoints 2, 5 and 10, each with a source log of its own."""
+    """Checkpoints 2, 5 and 10, each with its own source log."""
     store = CompletedCheckpoints(storage)
     for number in (2, 5, 10):
         reference = storage.write(f"shared/log-{number}", [b"log %d" % number])

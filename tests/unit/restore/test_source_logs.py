@@ -92,7 +92,7 @@ def test_of_compacted_logs_the_last_one_and_its_tail(savepoint: Savepoint) -> No
 
 
 def test_of_several_sources_each_its_own(savepoint: Savepoint) -> None:
-    """A source that is no file source is copied whole; one without an offset, not at all."""
+    """A source that is not a file source is copied whole; one without an offset, not at all."""
     kafka = '{"events":{"0":4,"1":3}}'
     logs = {
         "0/0": log(entry(0)),

@@ -233,7 +233,7 @@ def test_after_any_fault_a_savepoint_is_whole_or_nothing_is_left(
             error = exc
         found = list(savepoints.iterdir())
         assert len(found) <= 1
-        # Behind the write of its metadata, it is complete.
+        # After the write of its metadata, it is complete.
         if index > written or (index == written and (fault == "after" or repeats)):
             assert len(found) == 1
             assert error is None or not repeats

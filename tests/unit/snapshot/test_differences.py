@@ -122,7 +122,7 @@ def test_broadcast_state_is_one_at_any_parallelism(before: int, after: int, valu
 
 
 def test_of_broadcast_state_the_copy_of_the_newest_subtask_counts(tmp_path: Path) -> None:
-    """A subtask without rows has an older copy until its next epoch, which is no change."""
+    """A subtask without rows has an older copy until its next epoch, which is not a change."""
     made = MadeSavepoint(tmp_path, KEY, USERS)
     saved = []
     for limit, subtasks in ((1, [0, 1]), (2, [1]), (2, [0])):
@@ -197,7 +197,7 @@ def test_names_of_keys_like_those_of_changes_and_values(tmp_path: Path) -> None:
 
 
 def test_large_integers_beside_nulls_keep_their_digits_in_frames(tmp_path: Path) -> None:
-    """No double is 2**60 + 1, and pandas makes doubles of integers beside nulls."""
+    """No double is 2**60 + 1, and pandas makes doubles of integers with nulls."""
     key, large = T.StructType().add("user", "string"), 2**60 + 1
     made = MadeSavepoint(tmp_path, key, USERS[:2], 1)
     schema = T.StructType().add("n", "long").add("many", T.ArrayType(T.LongType()))

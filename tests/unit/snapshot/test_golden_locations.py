@@ -201,7 +201,7 @@ def test_every_retained_checkpoint_is_readable(whole: Path) -> None:
 
 
 def test_a_location_differs_from_its_savepoints_in_nothing(whole: Path) -> None:
-    """Formats, and a checkpoint beside a savepoint, compared by the difference of snapshots."""
+    """Formats, and a checkpoint next to a savepoint, compared by the difference of snapshots."""
     for other in ("canonical", "native"):
         difference = ckpt.diff_state(str(whole / "location"), str(whole / other))
         assert difference.is_equal

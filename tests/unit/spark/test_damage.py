@@ -210,7 +210,7 @@ def test_the_log_of_a_file_sink(tmp_path: Path, name: str, damage: Damaging) -> 
             "/loc/state/0/1/6.delta",
         ),
         ("[STREAM_FAILED] terminated with exception: batch 4 doesn't exist SQLSTATE: X", "other"),
-        # A storage that is away is no reason to go back.
+        # A storage that is away is not a reason to go back.
         ("[CANNOT_LOAD_STATE_STORE.UNCATEGORIZED]\nCaused by: SocketTimeoutException: x", None),
         # A worker that was killed.
         (

@@ -131,7 +131,7 @@ def test_versions_with_ids_and_checksums_are_not_taken_for_versions() -> None:
 def test_the_first_version_becomes_another_one(
     location: LocalStorage, put_file: PutFile, tmp_path: Path
 ) -> None:
-    """Spark's checksums are moved, Hadoop's stay behind; the operator has another id."""
+    """Spark's checksums are moved, Hadoop's are not; the operator has another id."""
     put(put_file, "0", "1.delta", "1.delta.crc")
     put(put_file, "1", "1_0a-b.zip")
     put(put_file, "1/SSTs", "000001-a.sst")

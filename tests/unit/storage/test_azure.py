@@ -1,4 +1,4 @@
-"""Azure alone: lost answers, blocks of several writers, what is no container, no credentials."""
+"""Azure alone: lost answers, blocks of several writers, what is not a container, no credentials."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""HDFS alone: answers that get lost, writers that are killed, and what is no address."""
+"""HDFS alone: answers that get lost, writers that are killed, and what is not an address."""
 
 from __future__ import annotations
 

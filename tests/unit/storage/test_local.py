@@ -125,7 +125,7 @@ def test_a_directory_that_cannot_be_listed_is_not_empty(
     monkeypatch: pytest.MonkeyPatch,
     error: int,
 ) -> None:
-    """One that was deleted meanwhile is left out; with any other, nothing is listed as a whole."""
+    """One that was just deleted is left out; with any other, nothing is listed as a whole."""
     for name in ("a/b/1", "a/c/2"):
         put_file(name)
     scandir = os.scandir

@@ -42,7 +42,7 @@ def test_the_counts_are_the_servers(s3_url: str, counting: Counting) -> None:
     storage.delete(["chk-1/_metadata"])
     counted = between(before, storage.requests())
     assert counted == between(at_server, counting.so_far())
-    # A large file: begin, three parts, end. A look for what is no file lists it as a directory, and
+    # A large file: begin, three parts, end. A look for what is not a file lists a directory, and
     # a listing also asks for unfinished uploads.
     assert counted == {"delete": 1, "get": 2, "head": 5, "list": 2 + 2 + 3, "put": 1 + 5}
 

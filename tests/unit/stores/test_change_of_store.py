@@ -114,7 +114,7 @@ def test_the_driver_before_takes_the_query_back(
 
 @pytest.mark.wide
 def test_there_and_back_again(epochs: Epochs) -> None:
-    """What was removed meanwhile is no longer complete, and ids only grow."""
+    """What was removed since then is no longer complete, and ids only grow."""
     ids = []
     for kind in (KUBERNETES, NONE, KUBERNETES):
         runner = started(epochs, kind)

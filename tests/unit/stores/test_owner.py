@@ -177,7 +177,7 @@ def test_a_location_with_two_paths_owns_its_directory(
 def test_a_location_that_is_put_back_at_its_path_takes_the_directory(
     original: LocalStorage, directory: Storage
 ) -> None:
-    """It may come from a backup; the location that was moved aside is no owner any more."""
+    """It may come from a backup; the location that was moved aside is not an owner any more."""
     claim_directory(original, directory)
     aside = LocalStorage(original.root.with_name("aside"))
     original.root.rename(aside.root)

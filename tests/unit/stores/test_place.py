@@ -102,7 +102,7 @@ def test_the_same_directory_by_any_path_is_the_same(
 
 
 class ByAnotherName(RetryingStorage):
-    """A storage that has another name, as one server behind two addresses, or a second mount."""
+    """A storage that has another name, as one server with two addresses, or a second mount."""
 
     def __init__(self, inner: Storage) -> None:
         super().__init__(inner)

@@ -1,4 +1,4 @@
-"""Processors in files of their own, as users have them."""
+"""Processors in their own files, as users have them."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[3]
 )
 @pytest.mark.own_jvm
 def test_pysparks_tests_of_its_tester() -> None:
-    """In a process of its own, because they start a Spark of their own."""
+    """In a separate process, because they start their own Spark."""
     tests = "tests/conformance/test_harness.py::TwsTesterTests"
     command = [sys.executable, "-m", "pytest", tests, "-p", "no:cacheprovider"]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)

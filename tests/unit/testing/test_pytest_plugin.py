@@ -1,4 +1,4 @@
-"""The fixture of the pytest plugin, in a pytest of its own."""
+"""The fixture of the pytest plugin, in a separate pytest run."""
 
 from __future__ import annotations
 

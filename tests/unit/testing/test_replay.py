@@ -256,7 +256,7 @@ class Digits(StatefulProcessor):
 
 
 def test_an_integer_beside_a_null_keeps_its_digits(captured: Query) -> None:
-    """A frame of doubles would not have 2**60 + 1; nulls may also be in an epoch of their own."""
+    """A frame of doubles would not have 2**60 + 1; nulls may also be in a separate epoch."""
     query = captured(Digits())
     query.epoch([("a", 0), ("a", 2**60 + 1)])
     query.epoch([("a", 0)])

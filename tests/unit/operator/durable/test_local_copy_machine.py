@@ -118,7 +118,7 @@ class SubtaskMachine(RuleBasedStateMachine):
 
     @rule(after=st.integers(0, 3), which=st.integers(0, 3))
     def fail_while_it_is_brought_on(self, after: int, which: int) -> None:
-        """Apply every segment in a step of its own, so that a copy stays half applied."""
+        """Apply every segment in a separate step, so that a copy stays half applied."""
         version = self.retained[-1 - which % len(self.retained)]
         cut = CutStorage(self.root / "checkpoints", after)
         with suppress(InterruptedError), one_step_each():
@@ -185,7 +185,7 @@ class CutStorage(LocalStorage):
 
 @contextmanager
 def one_step_each() -> Iterator[None]:
-    """Have the backends apply every part of changes in a step of its own."""
+    """Have the backends apply every part of changes in a separate step."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("state_backends.rocksdb.STEP_BYTES", 1)
         patch.setattr("state_backends.heap.STEP_BYTES", 1)

@@ -211,4 +211,4 @@ def test_tasks_that_open_copies_while_others_remove_them_lose_none(
     assert [task.communicate()[0] for task in tasks] == ["whole\n"] * 3
     print(f"{removed} copies were removed in between")
     assert removed > 0
-    assert not caplog.records  # no look failed because of what the others did meanwhile
+    assert not caplog.records  # no look failed because of what the others did at the same time

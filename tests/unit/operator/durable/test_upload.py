@@ -213,7 +213,7 @@ def test_a_file_of_the_same_name_with_other_content_is_uploaded(
         subtask.epoch({b"a": b"1"}, NEVER)
     base = there.handle.base
     assert base is not None
-    # As after the subtask was there for a while: its base is kept here, beside a copy of its own.
+    # As after the subtask was there for a while: its base is kept here, next to a separate copy.
     with open_local_copy(here.directory, "rocksdb", storage, here.handle) as copy:
         copy.snapshots.keep_base(base, here.handle, partial(fetch, storage, base))
         claimed = msgspec.structs.replace(here.handle, base=base)

@@ -56,7 +56,7 @@ def test_arrow_goes_in_and_out(caplog: pytest.LogCaptureFixture) -> None:
     serializer, out = ArrowStreamSerializer(), io.BytesIO()
     assert read_udfs(serializer, SimpleNamespace(udf_profiler=None))
     serializer.dump_stream(serializer.load_stream(sent()), out)
-    out.seek(4)  # behind what PySpark's worker writes before the stream
+    out.seek(4)  # after what PySpark's worker writes before the stream
     assert pa.ipc.open_stream(out).read_all().num_rows == 6
     assert caplog.text == ""
 

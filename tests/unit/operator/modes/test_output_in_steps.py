@@ -166,7 +166,7 @@ def test_small_tables_leave_before_they_are_too_large_together(
 
 
 class Once:
-    """Rows that are counted where they are made; it is no iterator itself."""
+    """Rows that are counted where they are made; it is not an iterator itself."""
 
     def __init__(self, rows: int) -> None:
         self._numbers = range(rows)

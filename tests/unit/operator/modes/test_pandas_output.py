@@ -317,7 +317,7 @@ def test_every_null_of_pandas_inside_a_value_is_null_as_in_pyspark(
 
 @pytest.mark.parametrize("kind", [T.FloatType(), T.DoubleType()], ids=str)
 def test_nan_inside_a_value_is_a_number(kind: T.DataType) -> None:
-    """PySpark makes null of it, so that it loses a NaN that came in beside a null."""
+    """PySpark makes null of it, so that it loses a NaN that came in next to a null."""
     numbers = [0.5, math.nan, None]
     of_pandas: list[list[Any]] = [[0.5, math.nan, null] for null in (None, pd.NA, pd.NaT)]
     expected = as_sent(T.ArrayType(kind), [numbers])

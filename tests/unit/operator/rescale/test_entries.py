@@ -365,7 +365,7 @@ LONGS = T.StructType([T.StructField("n", T.LongType()), T.StructField("m", T.Lon
 
 
 def test_subtasks_with_other_ids_and_older_schemas(directory: Path) -> None:
-    """One is behind; another has its states in another order and has skipped a schema."""
+    """One is older; another has its states in another order and has skipped a schema."""
     newest = Subtask(
         handle_of(0, 3, (
             StateDescriptor("x", "value", LONGS.json(), None, (NUMBER.json(), BOTH.json())),

@@ -42,7 +42,7 @@ def schema_of(names: Sequence[str]) -> T.StructType:
 
 
 class Operator:
-    """Two subtasks over epochs, each with a program of its own."""
+    """Two subtasks over epochs, each with its own program."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory

@@ -1,7 +1,7 @@
 """Two executors run one epoch of a subtask: real processes, some of which stand still.
 
 Oracle: a dict of what the accepted attempts wrote. The test does what Spark does, and accepts one
-handle, the test does; the checkpoints and the clean-up behind them are the library's.
+handle, the test does; the checkpoints and the clean-up after them are the library's.
 """
 
 from __future__ import annotations

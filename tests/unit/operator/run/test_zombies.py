@@ -79,7 +79,7 @@ def test_all_checkpoints_that_share_a_corrupt_file_refuse_and_no_other(
     for number in range(1, 10):
         rows = {b"%d %03d" % (number, row): b"%d" % number * 50 for row in range(200)}
         subtask.epoch(rows, NEVER)
-        # Its base has the rows of this epoch in an SST file of their own, and those before it.
+        # Its base has the rows of this epoch in a separate SST file, and those before it.
         handles[number] = subtask.epoch({}, ALWAYS)
         states[number] = dict(subtask.state)
     paths = {

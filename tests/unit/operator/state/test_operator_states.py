@@ -14,7 +14,7 @@ from tests.unit.operator.subtask_epochs import NUMBER, TEXT, SubtaskEpochs
 
 
 class Epochs:
-    """An operator list, a broadcast map, and keyed states beside them."""
+    """An operator list, a broadcast map, and keyed states next to them."""
 
     def __init__(self, epochs: SubtaskEpochs) -> None:
         self.subtask = epochs

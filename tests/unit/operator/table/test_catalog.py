@@ -102,7 +102,7 @@ def test_what_cannot_be_reached_is_refused(
 
 def test_entries_of_every_schema_in_the_history_are_read_as_the_newest() -> None:
     history = [INT, NUMBER, WIDE, schema(("s", T.StringType()), ("n", T.DoubleType()))]
-    # long to double is no widening: start the last step from what can reach it
+    # long to double is not a widening: start the last step from what can reach it
     history[3] = schema(("s", T.StringType()), ("n", T.LongType()), ("new", T.DoubleType()))
     state = value_state(history[0])
     stored = [codec_of(state, "s").encode((1,))]

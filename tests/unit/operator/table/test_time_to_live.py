@@ -266,7 +266,7 @@ def test_reading_keeps_entries_alive_if_asked_for(aged: Aged) -> None:
         aged.at(time_ms, RENEWING)
         aged.check(1, [1], [1])
         aged.end()
-    aged.at(1369, RENEWING)  # asking whether it exists is no reading
+    aged.at(1369, RENEWING)  # asking whether it exists is not a read
     assert aged.value.exists()
     assert aged.list.exists()
     assert aged.map.exists()

@@ -23,7 +23,7 @@ def test_another_kind_is_refused() -> None:
 @pytest.mark.soak
 @pytest.mark.parametrize("place", [0, 2])
 def test_more_text_than_one_array_can_have(place: int) -> None:
-    """It comes in pieces; a part from behind the first 2 GB has the bytes of its place."""
+    """It comes in pieces; a part from after the first 2 GB has the bytes of its place."""
     offsets = np.array([0, 3, 1_100_000_000, 2_200_000_000, 2_200_000_005])
     text = np.zeros(offsets[-1], np.uint8)
     text[:3], text[-5:] = list(b"abc"), list(b"vwxyz")

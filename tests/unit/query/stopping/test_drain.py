@@ -236,7 +236,7 @@ def test_the_next_start_finishes_an_interrupted_drain(query: Query, step: int) -
 
 @pytest.mark.parametrize("step", range(STEPS))
 def test_another_stop_finishes_an_interrupted_drain(query: Query, step: int) -> None:
-    """Its epoch is no epoch of the query: it has another watermark, by which no state may age."""
+    """Its epoch is not one of the query: it has another watermark, by which no state may age."""
     storage = query.storage
     storage.steps_left = step
     with pytest.raises(PowerCutError):
@@ -385,7 +385,7 @@ def test_an_epoch_at_the_watermark_of_a_drain_is_told(query: Query) -> None:
 def test_a_drain_that_was_not_begun_is_void(
     query: Query, epochs: int, finishes: Callable[..., object]
 ) -> None:
-    """Its driver was fenced, or killed, behind the marker; others have run epochs since."""
+    """Its driver was fenced, or killed, after the marker; others have run epochs since."""
     begin_drain(query, steps=1)
     for epoch in range(5, 5 + epochs):
         query.put(epoch, WATERMARK_MS, WATERMARK_MS + 1_000)

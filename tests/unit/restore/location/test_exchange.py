@@ -224,7 +224,7 @@ LATER_VOID = (*FIRST_VOID, RolledBack("q2", 9))
 
 @kinds
 def test_a_slow_rollback_leaves_the_void_epochs_of_a_later_one(kind: str, tmp_path: Path) -> None:
-    """Another driver finished it meanwhile, and rolled the location back once more."""
+    """Another driver finished it since then, and rolled the location back once more."""
     taken_over = 0
     for at in range(1, MOST_STEPS):
         first, other, paused = paused_and_other(kind, tmp_path / str(at), at)

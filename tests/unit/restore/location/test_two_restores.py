@@ -137,7 +137,7 @@ def test_the_driver_that_is_overtaken_adds_at_most_one_file(
 def test_savepoints_in_a_half_filled_location_stay(
     tmp_path: Path, checkpoints: dict[int, str]
 ) -> None:
-    """The user has put them there meanwhile. None of them is restored into the same location."""
+    """The user has put them there since then. None of them is restored into the same location."""
     root, link = tmp_path / "location", tmp_path / "latest"
     with pytest.raises(KilledError):
         start(paused_at(root, 15, kill), checkpoints[OLD])
