@@ -165,5 +165,5 @@ $(VENV)/.dev: setup.cfg setup.py pyproject.toml
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	@touch $@
 
-clean: ## Remove the environment and all that runs left behind
+clean: ## Remove the environment and all that runs left
 	rm -rf $(VENV) .venv-flink .venv-bytewax build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache spark-warehouse metastore_db

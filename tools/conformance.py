@@ -1,6 +1,6 @@
 """Runs PySpark's own state tests on each version of PySpark: ``make conformance-all``.
 
-Each version has an environment of its own (``tools/environments.py``). The counts go to
+Each version has its own environment (``tools/environments.py``). The counts go to
 ``tests/conformance/results.json``, and docs/conformance.md shows them as a table. ``--table`` only
 writes the page, ``--pyspark 4.0.5`` runs one version, which takes 10 to 20 minutes.
 """

@@ -1,6 +1,6 @@
 """Makes the golden data of a release: ``python -m tools.make_golden VERSION``.
 
-Each version of PySpark writes its own, in an environment of its own (``tools/environments.py``),
+Each version of PySpark writes its own, in a separate environment (``tools/environments.py``),
 into ``tests/golden/VERSION``. Archives that are checked in are never made again.
 """
 

@@ -10,7 +10,7 @@ directory=$2
     echo "Python 3.10 or newer is needed; set PYTHON=/path/to/python3" >&2
     exit 1
 }
-# Debian keeps part of venv in a package of its own.
+# Debian keeps part of venv in a separate package.
 if ! "$python" -c 'import ensurepip' 2>/dev/null && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
     apt-get update -qq </dev/null
     apt-get install -y -qq --no-install-recommends python3-venv </dev/null

@@ -1,6 +1,6 @@
 """Runs the fast part of the tests on versions of Python, PySpark and packages: ``make matrix``.
 
-Each row has an environment of its own (``tools/environments.py``), which is made once and takes
+Each row has its own environment (``tools/environments.py``), which is made once and takes
 about 1 GB. A row takes 3 to 8 minutes on two cores. The results go to
 ``tests/matrix/results.json``, and docs/compatibility.md shows them as a table. ``--rows 4.0`` runs
 the rows with this text in their names, ``--table`` only writes the table.

@@ -1,6 +1,6 @@
 """Breaks one line of safety after the other, and shows that a test fails: ``make mutate``.
 
-Each line is changed in a copy of the project, and the tests named beside it run there: first with
+Each line is changed in a copy of the project, and the tests named with it run there: first with
 the line as it is, where they must pass, then with the changed line. A change is found if a test
 fails, and passes again once the line is back; so a server that does not start finds nothing. A line
 whose change no test notices is a survivor, and the program ends with an error.
@@ -155,7 +155,7 @@ def main() -> int:
     passed: set[str] = set()
     with tempfile.TemporaryDirectory(prefix="mutated-") as directory:
         place = Path(directory)
-        commit = measured_commit()  # of what is copied, whatever is committed meanwhile
+        commit = measured_commit()  # of what is copied, whatever is committed later
         for name in COPIED:
             shutil.copytree(ROOT / name, place / name)
         for name in FILES:

@@ -121,7 +121,7 @@ def _entries_of(savepoint: Path, file: dict[str, Any], uid: str) -> Iterator[dic
 def _decoded(row: dict[str, Any], state: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
     """Yield what one row of the file stores; the head of a list stores no item."""
     stored_key, value = row["stored_key"], row["stored_value"]
-    key, end = unpack(stored_key, 3)  # behind two bytes for the key group, one for the state
+    key, end = unpack(stored_key, 3)  # after two bytes for the key group, one for the state
     rest = stored_key[end:]
     if state is None:
         yield {"key": key, "time_ms": struct.unpack(">Q", rest)[0] - TIME_OFFSET}

@@ -41,7 +41,7 @@ def page(before: str) -> str:
 
 
 def conf() -> str:
-    """Return a properties file with every key, each behind a comment sign."""
+    """Return a properties file with every key, each after a comment sign."""
     return _HEAD + "".join(
         "\n"
         + textwrap.fill(
