@@ -18,9 +18,9 @@ _HOW = (
     "median of the repetitions (lowest to highest); a ratio is taken within a repetition. Time is "
     "from the trigger of the first counted epoch to the commit of the last, barrier and sink "
     "included; of a program that is not a Spark query, that of a job over all rows less that of "
-    "the same job over one. CPU time is that of driver, JVM and workers in the same time, without the "
-    "JVM's compilers, which are given next to it; what other programs took of the machine in the "
-    "whole run is noise. Memory is the most that Python workers took together."
+    "the same job over one. CPU time is that of driver, JVM and workers in the same time, without "
+    "the JVM's compilers, which are given next to it; what other programs took of the machine in "
+    "the whole run is noise. Memory is the most that Python workers took together."
 )
 
 
