@@ -67,7 +67,6 @@ def test_self_contained(job: Job) -> None:
     assert fork.result() == expected_after(job.feed.rows, 60)
 
 
-@pytest.mark.further
 @pytest.mark.everywhere
 def test_two_forks_beside_the_original(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """Scenario 34: two forks and the original run at once without disturbing each other.
