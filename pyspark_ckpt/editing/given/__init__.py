@@ -1,1 +1,0 @@
-"""What a user gives to an edit: columns and keys, checked before they are cast."""

@@ -1,1 +1,0 @@
-"""What the library reads from a query over Spark Connect."""
