@@ -113,7 +113,7 @@ def check_no_copy_runs(location: Storage, query_id: str | None) -> None:
 def check_name(spark: SparkSession, name: str | None, query_id: str | None) -> None:
     """Refuse a name that another running query of the session has, as a classic session does.
 
-    A Spark Connect server compares no names, because each query runs in a session of its own.
+    A Spark Connect server compares no names, because each query runs in a separate session.
     """
     if name is None or not is_connect(spark):
         return

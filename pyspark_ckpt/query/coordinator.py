@@ -236,14 +236,13 @@ class CheckpointCoordinator:
             return None
         self._runner.fence.give_way()
         if is_connect(self._spark):  # else the coordinator waits for a server that is gone
-            self._release_session()
+            # In a thread: it ends the calls that wait for the server.
+            threading.Thread(
+                target=partial(release_ended, self._spark),
+                name=f"pyspark_ckpt releases the session of {self._files.query_id}",
+                daemon=True,
+            ).start()
         return session_ended(self._files.query_id, why, self._newest_without_checkpoint())
-
-    def _release_session(self) -> None:
-        """End the sessions of the run in a thread, which ends the calls that wait for them."""
-        name = f"pyspark_ckpt releases the session of {self._files.query_id}"
-        releasing = partial(release_ended, self._spark)
-        threading.Thread(target=releasing, name=name, daemon=True).start()
 
     def _newest_without_checkpoint(self) -> int | None:
         try:
@@ -267,7 +266,7 @@ class CheckpointCoordinator:
 
     @contextmanager
     def _while_session_lasts(self) -> Iterator[None]:
-        """Raise an error with a reason if the session has ended, or ends meanwhile."""
+        """Raise an error with a reason if the session has ended, or ends in the block."""
         self.check_session()
         try:
             yield
@@ -421,7 +420,10 @@ class CheckpointCoordinator:
         if self.watched.is_left:
             return  # without an end of the run, because the query runs on
         if self._ended_with_session(has_failed=has_failed):
-            self._end_with_session()
+            # A run of the next session may have begun, and what is unfinished is its work: this
+            # run takes and deletes no checkpoint.
+            self._try("stopping Spark's query", self._stop_without_session)
+            self._close(continues=False)
             return
         self.watched.end()
         self._end(has_failed=has_failed or self.failure is not None)
@@ -435,14 +437,6 @@ class CheckpointCoordinator:
         if self.failure is None and (by_itself or self.stops.is_unwanted):
             return False
         return self.session_error() is not None
-
-    def _end_with_session(self) -> None:
-        """End a run whose session has ended: it takes and deletes no checkpoint any more.
-
-        A run of the next session may have begun, and what is unfinished is its work.
-        """
-        self._try("stopping Spark's query", self._stop_without_session)
-        self._close(continues=False)
 
     def _stop_without_session(self) -> None:
         """End Spark's own thread, which would begin an epoch as soon as there is input."""
@@ -487,7 +481,7 @@ class CheckpointCoordinator:
         self.requests.close()
 
     def _record_end(self) -> None:
-        """Record why the query ended, behind the checkpoints that ended before."""
+        """Record why the query ended, after the checkpoints that ended before."""
         self.listeners.wait_for_own(LISTENERS_PATIENCE_S)
         error: Exception | None = self.failure
         if error is None:
@@ -551,7 +545,7 @@ def remove_leftovers(
     check_not_fenced: Callable[[], None],
     location: Storage,
 ) -> None:
-    """Remove what drivers before this one left behind, in the savepoints and in the location."""
+    """Remove what drivers before this one left in the savepoints and in the location."""
     remove_interrupted_savepoints()
     with suppress(FencedError):  # what is in the location may be another driver's work
         remove_leftovers_of_restarts(location, check_not_fenced)

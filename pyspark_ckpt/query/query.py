@@ -272,7 +272,7 @@ class CheckpointedQuery(StreamingQuery):
         Parameters
         ----------
         listener : CheckpointListener
-            Its methods are called in a thread of their own.
+            Its methods are called in a separate thread.
 
         Examples
         --------
@@ -434,7 +434,7 @@ class CheckpointedQuery(StreamingQuery):
             If the savepoint could not be made. The query is stopped, and continues from its
             ``checkpointLocation`` when it is started again.
         FencedError
-            If the query was started again meanwhile; that query still runs.
+            If the query was started again in the meantime; that query still runs.
 
         Examples
         --------
@@ -612,7 +612,9 @@ class CheckpointedQuery(StreamingQuery):
         False
         """
         with self._turn.taken_unless_in_batch(), library_errors(self._coordinator.files):
-            query, coordinator = self._to_be_stopped()
+            with self._changed:  # no restart in place starts this run again
+                query, coordinator = self._query, self._coordinator
+                coordinator.stops.keep_stopped()
             if coordinator.why_session_ended() is None:
                 query.stop()
         # Without the turn: a listener that the coordinator waits for may ask for it.
@@ -651,7 +653,7 @@ class CheckpointedQuery(StreamingQuery):
         Raises
         ------
         ConfigurationError
-            If `parallelism` is no positive number, the query was not given as a function, or its
+            If `parallelism` is not a positive number, the query was not given as a function, or its
             location is temporary; the query still runs. Also in the function of ``foreachBatch``,
             whose epoch the restart would wait for.
         CheckpointAbortedError
@@ -706,7 +708,7 @@ class CheckpointedQuery(StreamingQuery):
         Raises
         ------
         ConfigurationError
-            If `program` is no streaming DataFrame, and no function that returns one, or the
+            If `program` is neither a streaming DataFrame nor a function that returns one, or the
             DataFrame that a function returns was built for another parallelism. The query runs as
             before. Else as :meth:`rescale`.
         CheckpointAbortedError, FencedError
@@ -820,12 +822,6 @@ class CheckpointedQuery(StreamingQuery):
         with self._turn.taken_unless_in_batch(self._coordinator.timeout_s):
             return self._coordinator
 
-    def _to_be_stopped(self) -> tuple[StreamingQuery, CheckpointCoordinator]:
-        """Return the run and its coordinator, which no restart in place starts again."""
-        with self._changed:
-            self._coordinator.stops.keep_stopped()
-            return self._query, self._coordinator
-
     def _has_another_run(self, query: StreamingQuery, timeout: float | None) -> bool:
         """Return whether the query was restarted in place after this run of it.
 
@@ -914,7 +910,7 @@ class CheckpointedQuery(StreamingQuery):
         run = self._query
         if run.isActive or self._is_restarting or self._coordinator.stops.is_saving:
             return True
-        return self._query is not run and self._query.isActive  # a restart ended meanwhile
+        return self._query is not run and self._query.isActive  # a restart has just ended
 
     @property
     def status(self) -> dict[str, Any]:
@@ -1030,7 +1026,7 @@ class CheckpointedQuery(StreamingQuery):
         return self._coordinator.metrics_reporters
 
     def ui(self, port: int = 0, host: str = LOOPBACK) -> Console:
-        """Serve the console's pages about this query in a process of its own.
+        """Serve the console's pages about this query in a separate process.
 
         It needs the extra ``ui``, reads the query's directories and asks nothing of the query. The
         process has the lowest priority, and ends with the driver.

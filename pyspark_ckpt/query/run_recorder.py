@@ -198,15 +198,12 @@ class RunRecorder(CheckpointListener):
 
     def _run(self) -> None:
         with log_fields(query=self._started.query_id):
-            self._record()
-
-    def _record(self) -> None:
-        self._log.write(self._started)
-        while not self._ending.wait(self._period_s):
+            self._log.write(self._started)
+            while not self._ending.wait(self._period_s):
+                self._note()
             self._note()
-        self._note()
-        assert self._ended is not None  # set before the event
-        self._log.write(self._ended)
+            assert self._ended is not None  # set before the event
+            self._log.write(self._ended)
 
     def _note(self) -> None:
         try:

@@ -6,8 +6,8 @@ Then it starts the query for that epoch only. At last it writes the true waterma
 again, so that rows are not late if a query continues from here. Timers that are set by timers take
 another epoch.
 
-A marker records the epoch that drains. If the driver dies meanwhile, the next start finishes that
-epoch first, so that the high watermark does not stay.
+A marker records the epoch that drains. If the driver dies before the drain ends, the next start
+finishes that epoch first, so that the high watermark does not stay.
 
 Once the epoch has run, another file keeps what Spark wrote when it committed it. Spark's files are
 written anew, and each is away for a moment. If the driver dies then, the next start writes them
@@ -168,7 +168,10 @@ class LastEpochs:
         """
         if not draining.token:  # of version 0.1.0
             return False
-        return self._has_decided(draining, _VOID) or self._decision(draining) == _VOID
+        return (
+            self._has_decided(draining, _VOID)
+            or self._storage.read(_decision_of(draining)) == _VOID
+        )
 
     def _give_up(self, draining: _Draining) -> None:
         logger.warning("%s: a drain had not begun, and does not", self._storage.url)
@@ -183,9 +186,6 @@ class LastEpochs:
         except FileExistsError:
             return False
         return True
-
-    def _decision(self, draining: _Draining) -> bytes:
-        return self._storage.read(_decision_of(draining))
 
     def finish_begun(self, check_not_fenced: CheckNotFenced) -> None:
         """Finish an interrupted epoch, because its output may have reached the sink already.
@@ -271,7 +271,7 @@ class LastEpochs:
         self._put_true_watermark(draining)
 
     def _run(self, draining: _Draining) -> None:
-        """Run the epoch that drains, unless the driver before this one commits it meanwhile."""
+        """Run the epoch that drains, unless the driver before this one commits it first."""
         epoch = draining.epoch
         try:
             self._run_epoch(Drain(epoch, draining.watermark_ms))

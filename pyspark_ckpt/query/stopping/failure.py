@@ -52,9 +52,9 @@ def savepoint_under_way(query_id: str) -> CheckpointAbortedError:
 def session_stopped(query_id: str, why: str) -> CheckpointAbortedError:
     """Return the error of a stop whose savepoint the end of the program prevented."""
     return CheckpointAbortedError(
-        f"query {query_id} was stopped without its savepoint, because {why} meanwhile: wait with "
-        "query.awaitTermination(), which returns when the savepoint is made. Start the query "
-        "again, and repeat the stop",
+        f"query {query_id} was stopped without its savepoint, because {why} before it was "
+        "made: wait with query.awaitTermination(), which returns when the savepoint is made. Start "
+        "the query again, and repeat the stop",
         AbortReason.QUERY_ENDED,
     )
 
@@ -324,7 +324,7 @@ def library_errors(files: QueryFiles) -> Iterator[None]:
 def library_error(failure: Exception | None, files: QueryFiles) -> Exception | None:
     """Return a query's failure, as this library's error too where it has one.
 
-    It has one if a task raised such an error, or if Spark could not read one of its own files in
+    It has one if a task raised such an error, or if Spark could not read one of its files in
     the query's location. Both ``except ProcessorError`` and ``except StreamingQueryException``
     catch it.
     """

@@ -167,7 +167,7 @@ class RunStops:
                 raise
 
     def _turn(self) -> AbstractContextManager[object]:
-        """Let no start of this process fence the run, or meet an epoch of it, meanwhile."""
+        """Let no start of this process fence the run, or meet an epoch of it, in the block."""
         return turn_of(self._run.files.spark_log.storage.url)
 
     def _note_failed_stop(self, error: BaseException, *, stops: bool) -> None:
