@@ -17,7 +17,7 @@ def capture(location: str, epochs: int | Iterable[int], uid: str | None = None) 
 
     It takes effect when the query is started at the location, also for the first time or again. For
     a query that runs in this process, call its method ``capture`` instead. Called once more for the
-    same epochs, it returns the captures that were made meanwhile.
+    same epochs, it returns the captures that were made since then.
 
     Parameters
     ----------

@@ -117,7 +117,9 @@ class EpochFunction:
         session = df.sparkSession
         runtime = decode_runtime(session.conf.get(RUNTIME_KEY, None), "foreachBatch")
         log = SparkLog(open_storage(runtime.checkpoint_location))
-        announced = encode_announced(AnnouncedEpoch(epoch, _timestamp_ms(log, epoch)))
+        # Spark logs the timestamp of the batch before it starts the epoch.
+        timestamp_ms = int(log.offsets_entry(epoch).metadata["batchTimestampMs"])
+        announced = encode_announced(AnnouncedEpoch(epoch, timestamp_ms))
         _announce(session, announced)
         jobs_before = jobs_begun(session)
         token = _current.set(EpochId(runtime.query_id, epoch, runtime.rolled_back))
@@ -147,11 +149,6 @@ class EpochFunction:
                 "epoch was committed. Run one that needs all rows, as a write, collect() or "
                 "count(): take, first, isEmpty, limit and show do not"
             )
-
-
-def _timestamp_ms(log: SparkLog, epoch: int) -> int:
-    """Return the batch timestamp that Spark logged before it started the epoch."""
-    return int(log.offsets_entry(epoch).metadata["batchTimestampMs"])
 
 
 def _announce(session: SparkSession, text: str | None) -> None:

@@ -228,7 +228,7 @@ class Restarts:
                     _take_back(start.location.storage, change, coordinator)
             with building_with(parallelism):
                 start.run(query)
-            if not coordinator.stops.may_start_again():  # somebody stopped the query meanwhile
+            if not coordinator.stops.may_start_again():  # somebody has stopped the query
                 query._query.stop()
                 return
         except BaseException as exc:
@@ -391,7 +391,9 @@ class _Follower:
             try:
                 if not self._query.isActive:
                     return
-                self._look()
+                proposal = self._proposal()
+                if proposal is not None and monotonic_ms() >= self._not_before_ms:
+                    self._restart(proposal)
                 has_failed = False
             except Exception as exc:
                 if why_ended(self._query._spark) is not None:
@@ -407,11 +409,6 @@ class _Follower:
                     )
                 has_failed = True
             time.sleep(POLL_S)
-
-    def _look(self) -> None:
-        proposal = self._proposal()
-        if proposal is not None and monotonic_ms() >= self._not_before_ms:
-            self._restart(proposal)
 
     def _proposal(self) -> Proposal | None:
         run = self._query._query

@@ -118,7 +118,7 @@ def rename_uid(path: str, uids: Mapping[str, str], directory: str) -> Savepoint:
     if twice or not all(renamed):
         raise RestoreError(
             f"{source.path}: operators {', '.join(map(repr, stored))} cannot become "
-            f"{', '.join(map(repr, renamed))}: give each operator a uid of its own"
+            f"{', '.join(map(repr, renamed))}: give each operator its own uid"
         )
     operators = tuple(_renamed(each, uids) for each in source.metadata.operators)
     parent = Origin(

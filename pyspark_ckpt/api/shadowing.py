@@ -1,6 +1,6 @@
 """``shadow``: runs a candidate program as a shadow of a query, and lets it take over.
 
-Two forks of the query run beside it: one with its own program, one with the candidate. Both start
+Two forks of the query run next to it: one with its own program, one with the candidate. Both start
 from one savepoint and run the epochs of the query (docs/design/0093-shadows.md).
 
 A fork has the settings of the query, and writes nothing outside of the shadow's directory. Its
@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming.query import StreamingQuery
 
 from pyspark_ckpt.api.restarts import Launch, Restarts, parallelism_of_run
 from pyspark_ckpt.api.writer import CheckpointedStreamWriter
@@ -75,7 +74,7 @@ def shadow(
     options: Mapping[str, str] | None = None,
     directory: str | None = None,
 ) -> Shadow:
-    """Run a candidate program beside a running query, and compare both epoch by epoch.
+    """Run a candidate program next to a running query, and compare both epoch by epoch.
 
     A savepoint of the query is taken while the query runs. Two forks start from it: one with the
     query's own program, one with the candidate. Both run the epochs that the query commits from
@@ -433,14 +432,10 @@ def _fork(name: str, writer: ForkWriter, begin: Begin) -> Fork:
     kept = KeptOutput(begin.directory.child(f"output/{name}").hadoop_url)
     writer.path = begin.path
     writer.foreachBatch(kept).option("checkpointLocation", location.hadoop_url)
-    launch = Launch(_start, lambda _: None)
+    launch = Launch(lambda writer: writer._writer.start(), lambda _: None)
     subtasks = operators_of(writer._stream).descriptors[0].parallelism
     start = writer._query_start(launch, None, subtasks)
     return Fork(ForkedProgram(name, start, kept, writer._stream.schema, source_ids(writer._stream)))
-
-
-def _start(writer: CheckpointedStreamWriter) -> StreamingQuery:
-    return writer._writer.start()
 
 
 def _keys(writer: CheckpointedStreamWriter, rules: Rules) -> list[str]:

@@ -63,7 +63,7 @@ def key_by(df: DataFrame, *columns: str | Column, maxParallelism: int | None = N
     Raises
     ------
     PlanError
-        If `df` is no DataFrame, a key column is missing or ambiguous, or `maxParallelism` is not
+        If `df` is not a DataFrame, a key column is missing or ambiguous, or `maxParallelism` is not
         allowed.
     NotBuiltYetError
         If `df` has a column of an unsupported type.
@@ -619,7 +619,7 @@ class KeyedStream:
             depend on the order of rows, and not with columns of nested types. ``True`` does it
             also where the order counts. ``False`` never does it.
         ttlDurationMs : int, optional
-            Forget a key so many milliseconds of processing time behind its last row.
+            Forget a key so many milliseconds of processing time after its last row.
 
         Returns
         -------
@@ -656,7 +656,7 @@ class KeyedStream:
     ) -> DataFrame:
         """Keep for each key what a function makes of its rows, as Arrow tables.
 
-        The function is called in map tasks before the shuffle, and on executors behind it with
+        The function is called in map tasks before the shuffle, and on executors after it with
         the rows of the state. So its result must not depend on how rows are divided, or on their
         order.
 
@@ -676,7 +676,7 @@ class KeyedStream:
             Whether the function is called before the shuffle; by default unless a column has a
             nested or collated type.
         ttlDurationMs : int, optional
-            Forget a key so many milliseconds of processing time behind its last row.
+            Forget a key so many milliseconds of processing time after its last row.
 
         Returns
         -------
@@ -717,7 +717,7 @@ class KeyedStream:
                 f"is {rows.simpleString()}: give it the same columns with select first"
             )
         if not callable(function):
-            raise PlanError(f"{where(uid)}: {type(function).__name__} is no function")
+            raise PlanError(f"{where(uid)}: {type(function).__name__} is not a function")
         combination = FunctionOverTables(function, schema, where(uid))
         return CombinationPlan(
             self._keyed, combination, uid, outputMode, beforeShuffle, ttlDurationMs

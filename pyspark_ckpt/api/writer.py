@@ -63,7 +63,7 @@ def write_stream(df: Program) -> CheckpointedStreamWriter:
     Raises
     ------
     ConfigurationError
-        If `df` is no streaming DataFrame, and no function that returns one.
+        If `df` is neither a streaming DataFrame nor a function that returns one.
 
     Examples
     --------
@@ -233,7 +233,7 @@ class CheckpointedStreamWriter(DataStreamWriter):
             If the query cannot be restored, or files in its location are missing or damaged;
             nothing was started or deleted.
         FencedError
-            If another driver has taken the location over meanwhile.
+            If another driver has taken the location over in the meantime.
         ProcessorError
             If the processor raises an error while the initial state is made.
 
@@ -315,7 +315,7 @@ class CheckpointedStreamWriter(DataStreamWriter):
             If the query cannot be restored, or files in its location are missing or damaged;
             nothing was started or deleted.
         FencedError
-            If another driver has taken the location over meanwhile.
+            If another driver has taken the location over in the meantime.
         ProcessorError
             If the processor raises an error while the initial state is made.
 
@@ -375,7 +375,7 @@ class CheckpointedStreamWriter(DataStreamWriter):
             return None
         storage = self._sink.location(self._stream.sparkSession, launch.table_of(self))
         if storage is not None:
-            with turn_of(storage.url):  # a restart under way in this process is no interrupted one
+            with turn_of(storage.url):  # a restart under way in this process is not interrupted
                 finish_restart(storage)
         bound = None if storage is None else parallelism_at(storage)
         ours = operators_of(self._stream).descriptors[0].parallelism
@@ -425,12 +425,14 @@ class CheckpointedStreamWriter(DataStreamWriter):
         # Last: nobody deletes a temporary location if one of the lines above raises.
         place = place or self._place(table)
         storage = place.storage
-        session = self._session_of_query()
+        # A query copies the conf of the session that it starts in, and a client reaches no other
+        # session of it. The user's session must not have the query's conf, not even for a moment.
+        session = connect.new_session(spark) if is_connect(spark) else None
         for writer in (self, again):
             writer._begin_in(session, storage)
         spark_query = StartOfSpark(
             partial(self._start_spark, launch.start),
-            partial(again._start_once, launch.start),  # the user may change this writer meanwhile
+            partial(again._start_once, launch.start),  # the user may have changed this writer
             ends_by_itself=bool(self._when.get("availableNow") or self._when.get("once")),
             announces_epochs=table is None and self._sink.format == FOREACH_BATCH,
             session=session,
@@ -804,7 +806,7 @@ class CheckpointedStreamWriter(DataStreamWriter):
         return start(self)
 
     def _check_sink_over_connect(self) -> None:
-        """Refuse sinks that do not work from a session of the query's own."""
+        """Refuse sinks that do not work from a separate session of the query."""
         spark = self._stream.sparkSession
         if not is_connect(spark):
             return
@@ -818,17 +820,6 @@ class CheckpointedStreamWriter(DataStreamWriter):
                 "the memory sink is not supported over Spark Connect: its table would be in the "
                 "query's own session, where this program does not see it: write to a table"
             )
-
-    def _session_of_query(self) -> SparkSession | None:
-        """Return a session of the query's own over Spark Connect, ``None`` on a classic session.
-
-        A query copies the conf of the session that it starts in, and a client reaches no other
-        session of it. The user's session must not have the query's conf, not even for a moment.
-        """
-        spark = self._stream.sparkSession
-        if not is_connect(spark):
-            return None
-        return connect.new_session(spark)
 
     def _start_once(self, start: Callable[[Any], StreamingQuery]) -> StreamingQuery:
         """Start Spark's query for one more epoch; for a writer that nobody else starts."""
