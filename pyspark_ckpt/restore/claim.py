@@ -1,7 +1,7 @@
 """Deletes a claimed checkpoint or savepoint, for the query that was restored from it.
 
 Everything was copied before the query started. For caution, nothing is deleted before the query
-has a checkpoint of its own. Of a savepoint, exactly the files that its ``_metadata`` lists are
+has taken its own checkpoint. Of a savepoint, exactly the files that its ``_metadata`` lists are
 deleted. Of a ``chk-N``, only the checkpoint itself is deleted: other checkpoints, and the query
 that took it, may share its files.
 """
@@ -37,7 +37,7 @@ def check_claim_at_temporary(settings: Settings) -> None:
 
 
 class ClaimedSource(CheckpointListener):
-    """Deletes what a query claimed once the query has a checkpoint of its own; on the driver.
+    """Deletes what a query claimed once the query has taken its own checkpoint; on the driver.
 
     A deletion that failed is tried again at the next checkpoint.
     """

@@ -4,7 +4,7 @@ A file source takes what its log says for what it has found, without asking the 
 An entry beyond the offset would make the restored query read any file that its executors may read,
 so exactly the entries up to the offset are taken.
 
-Spark writes an offset without the name of its source, but offsets of its own sources differ in
+Spark writes an offset without the name of its source, but offsets of Spark's sources differ in
 form. A source that gets another source's offset would start at a wrong position, or read other
 data.
 """
@@ -63,12 +63,12 @@ def plan_sources(
             for log in source.metadata.source_logs
             if log.source_index == stored_ids[index]
         ]
-        position = _position_of(offset)
-        if position is not None:
-            file_logs += _logs_up_to(source.path, index, logs, position)
+        match = _FILE_OFFSET.fullmatch(offset)
+        if match is not None:
+            file_logs += _logs_up_to(source.path, index, logs, int(match[1]))
         elif "logOffset" in offset:
             raise CorruptFileError(
-                f"{source.path}: {offset[:80]!r} is no offset that Spark's file source writes; "
+                f"{source.path}: {offset[:80]!r} is not an offset that Spark's file source writes; "
                 "restore from another checkpoint or savepoint"
             )
         elif offset != NO_OFFSET:
@@ -154,12 +154,6 @@ def _misfits(
                 )
             )
     return errors
-
-
-def _position_of(offset: str) -> int | None:
-    """Return a file source's position in its log, ``None`` for an offset of another source."""
-    match = _FILE_OFFSET.fullmatch(offset)
-    return int(match[1]) if match else None
 
 
 def _logs_up_to(path: str, index: int, logs: list[SourceLog], position: int) -> list[SourceLog]:

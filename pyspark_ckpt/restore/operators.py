@@ -185,7 +185,7 @@ def _timers_of_another_clock(stored: OperatorMetadata, wanted: OperatorDescripto
         "have timers. Their times mean nothing to another clock. Keep "
         f"timeMode='{stored.time_mode}', or restore a savepoint that has no timers: one taken "
         "after they fired or were deleted, or by stopWithSavepoint(drain=True). Timers of parked "
-        "keys fire behind their release only"
+        "keys fire only after their release"
     )
 
 
@@ -210,7 +210,7 @@ def _find_changes_of_states(
 ) -> UnifiedStates | None:
     """Return the states of all new subtasks if the state has to move, ``None`` if it is copied."""
     try:
-        report = compare_states(_with(wanted, migrations), stored.handles)
+        report = compare_states(_with_migrations(wanted, migrations), stored.handles)
     except PlanError as exc:
         found.refuse(exc)
         return None
@@ -287,8 +287,10 @@ def _incompatible(where: str, report: EvolutionReport) -> IncompatibleStateError
     raise AssertionError(report)  # called for a report that refuses something
 
 
-def _with(operator: OperatorDescriptor, migrations: Mapping[str, Migration]) -> OperatorDescriptor:
-    """Return an operator with the migrations of a restore besides its own."""
+def _with_migrations(
+    operator: OperatorDescriptor, migrations: Mapping[str, Migration]
+) -> OperatorDescriptor:
+    """Return an operator with the migrations of a restore in addition to its own."""
     described = {name: MigrationDescriptor.of(one) for name, one in migrations.items()}
     return msgspec.structs.replace(operator, migrations={**operator.migrations, **described})
 

@@ -177,7 +177,8 @@ class RestorePlan:
 
     @property
     def _title(self) -> str:
-        verdict = _refusal(len(self.refused)) if self.errors else "can start"
+        rows = "1 row" if len(self.refused) == 1 else f"{len(self.refused)} rows"
+        verdict = f"refused: {rows}" if self.errors else "can start"
         return f"restore from {self.path}, epoch {self.epoch}: {verdict}"
 
 
@@ -243,7 +244,3 @@ def plan_of(
             skipped=source.skipped,
         ),
     )
-
-
-def _refusal(rows: int) -> str:
-    return "refused: 1 row" if rows == 1 else f"refused: {rows} rows"

@@ -122,7 +122,7 @@ class RefusedOperator(PlannedOperator):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DroppedOperator(PlannedOperator):
-    """The query does not have this operator; its state is left behind."""
+    """The query does not have this operator; its state is not restored."""
 
     action = Action.DROP
 

@@ -6,7 +6,7 @@ the entries by new subtask and stored key, and one task writes each new subtask.
 than a batch of entries in memory.
 
 A query over one small file, whose rows are the handles, puts each handle into GroupState of its
-subtask. The query runs in a directory of its own as epoch 0. Its state stores are copied as the
+subtask. The query runs in a separate directory as epoch 0. Its state stores are copied as the
 version that the wanted epoch ends with (docs/design/0006-seeding-a-fresh-location.md).
 """
 

@@ -73,7 +73,7 @@ class RestoreSource:
             if _CONTROL.search(line):  # Spark ends lines at more of them than this library
                 raise self._not_sparks("an offset has control characters")
             if not is_offset(line):
-                raise self._not_sparks(f"{line[:80]!r} is no offset")
+                raise self._not_sparks(f"{line[:80]!r} is not an offset")
         numbers = self.metadata.source_ids or tuple(range(len(lines)))
         if len(numbers) != len(lines):
             raise CorruptFileError(
@@ -87,7 +87,7 @@ class RestoreSource:
         """The conf that Spark keeps with the query's epochs: state store, formats, parallelism."""
         conf = self._for_all_sources().get("conf", {})
         if not isinstance(conf, dict):
-            raise self._not_sparks("its conf is no JSON object")
+            raise self._not_sparks("its conf is not a JSON object")
         return {str(key): str(value) for key, value in conf.items()}
 
     @property
@@ -144,7 +144,7 @@ class RestoreSource:
         except (ValueError, IndexError, RecursionError) as exc:
             raise self._not_sparks(str(exc)) from exc
         if not isinstance(fields, dict):
-            raise self._not_sparks("it is no JSON object")
+            raise self._not_sparks("it is not a JSON object")
         return fields
 
     def _not_sparks(self, what: str) -> CorruptFileError:

@@ -71,7 +71,7 @@ def place_source_logs(
     """
     for log in planned.other_logs:
         check_still_ours()
-        location.copy_in(source, log.file, _log_path(log, planned))
+        location.copy_in(source, log.file, f"{_log_directory(log, planned)}/{log.log_name}")
     for _, logs in groupby(planned.file_logs, lambda log: log.source_index):
         _place_file_logs(source, location, list(logs), planned, check_still_ours)
 
@@ -166,10 +166,6 @@ def _log_directory(log: SourceLog, planned: PlannedSources) -> str:
     return f"sources/{planned.sources.log_name(log.source_index)}"
 
 
-def _log_path(log: SourceLog, planned: PlannedSources) -> str:
-    return f"{_log_directory(log, planned)}/{log.log_name}"
-
-
 def _entries(source: Storage, logs: Iterable[SourceLog], newest: int) -> Iterator[bytes]:
     """Yield the content of one log file: the entries of some, up to a number; each is checked."""
     yield _VERSION
@@ -203,7 +199,7 @@ def _checked_entry(line: bytes, number: int, name: str) -> dict[str, Any]:
         not isinstance(fields, dict)
         or {key: type(value) for key, value in fields.items()} != _FIELDS
     ):
-        raise _not_of_file_source(name, f"{line[:80]!r} is no entry")
+        raise _not_of_file_source(name, f"{line[:80]!r} is not an entry")
     if not 0 <= fields["batchId"] <= number:
         raise _not_of_file_source(
             name, f"it has a file of batch {fields['batchId']}, beyond its own {number}"
@@ -278,7 +274,7 @@ def _check_names_in(part: Any, name: str) -> None:
 
 def _check_name(value: object, name: str) -> None:
     if not isinstance(value, str) or not _PLAIN_NAME.fullmatch(value):
-        raise _not_of_store(name, f"{str(value)[:200]!r} is no plain name of a file")
+        raise _not_of_store(name, f"{str(value)[:200]!r} is not a plain name of a file")
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -135,8 +135,8 @@ def _unfit(source: RestoreSource, wanted: StatefulOperators, name: str) -> Resto
     if provider not in STATE_STORE_PROVIDERS or not _PLAIN_NAME.fullmatch(codec):
         return RestoreError(
             f"{source.path}: the state of Spark's own {name} is of the state store "
-            f"{provider[:200]!r} with the codec {codec[:200]!r}, which cannot be restored; leave "
-            "it behind with restoreFrom(..., allowNonRestoredState=True) and a query without them"
+            f"{provider[:200]!r} with the codec {codec[:200]!r}, which cannot be restored; drop "
+            "it with restoreFrom(..., allowNonRestoredState=True) and a query without them"
         )
     before = conf.get("spark.sql.shuffle.partitions")
     now = {str(operator.parallelism) for operator in wanted.descriptors}

@@ -91,7 +91,7 @@ def begun_exchange(location: Storage) -> Exchange | None:
             ROLLBACK_MARKER,
             Exchange,
             "the names that a rollback exchanges",
-            "move the directories beside it by hand, or restore a checkpoint into a fresh "
+            "move the directories next to it by hand, or restore a checkpoint into a fresh "
             "checkpointLocation",
         )
     except FileNotFoundError:
@@ -141,7 +141,7 @@ live_shadows: set[str] = set()
 
 
 def remove_leftovers_of_restarts(location: Storage, check_not_fenced: Callable[[], None]) -> None:
-    """Remove what restarts in place and shadows of earlier drivers left behind.
+    """Remove what restarts in place and shadows of earlier drivers left.
 
     `check_not_fenced` is called before each directory, and raises FencedError if another driver has
     taken the query over. What that driver works on stays.

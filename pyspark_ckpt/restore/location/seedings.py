@@ -53,7 +53,7 @@ def is_half_seeded(location: Storage) -> bool:
 def settle_seedings(location: Storage) -> None:
     """Make durable what a killed driver may have left, before this one relies on it.
 
-    The end of a seeding becomes durable, and the marker that may be left beside it is removed. A
+    The end of a seeding becomes durable, and the marker that may be left next to it is removed. A
     seeding that has begun and changed nothing is ended.
     """
     newest = highest_number(location, seeding_path)

@@ -1,8 +1,8 @@
 """The output path of a query: whether it is the query's, and takes its next epochs.
 
 Spark's file sink leaves out an epoch whose number is in the path's log. It then does not run the
-epoch's plan either, so that Spark commits the epoch without its state. So a query needs a path with
-epochs of its own only: two queries with one path would each lose the epochs that the other one has
+epoch's plan either, so that Spark commits the epoch without its state. So a query needs a path that
+has only its own epochs: two queries with one path would each lose the epochs that the other one has
 written, and so would a location that was rolled back.
 
 Therefore each query claims its path in the log's directory, before its first epoch there. A
@@ -299,7 +299,7 @@ def _looked_at(
 
 
 def note_path(location: Storage, query: Continued, path: str | None) -> None:
-    """Note in a location where its epochs go from now on; durable. ``None`` is no file sink."""
+    """Note in a location where its epochs go from now on; durable. ``None``: not a file sink."""
     assert query.query_id is not None  # it is given before
     last = query.used[-1] if query.used else None
     if last is None or (last.query_id, last.path) != (query.query_id, path):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 
 from pyspark_ckpt.errors import CkptError, CorruptFileError
 from pyspark_ckpt.formats.layout import CHECKPOINTS_DIRECTORY, checkpoint_name
@@ -59,15 +59,11 @@ def newest_whole(checkpoints: Storage) -> RestoreSource | None:
             ids = sorted(store.ids(), reverse=True)
     except (CkptError, OSError):
         return None
-    paths = (checkpoints.url_of(checkpoint_name(number)) for number in ids)
-    return next(filter(None, map(_whole, paths)), None)
-
-
-def _whole(path: str) -> RestoreSource | None:
-    try:
-        return RestoreSource(path)
-    except (CkptError, OSError):
-        return None
+    for number in ids:
+        path = checkpoints.url_of(checkpoint_name(number))
+        with suppress(CkptError, OSError):  # it is damaged, so an older one counts
+            return RestoreSource(path)
+    return None
 
 
 def damaged_location(
