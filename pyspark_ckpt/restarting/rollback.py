@@ -164,7 +164,7 @@ def rollback(
         one. Also if input that the void epochs have read is gone, or cannot be looked for. Nothing
         was changed.
     FencedError
-        If another driver starts the query meanwhile, or rolls it back.
+        If another driver starts the query during the call, or rolls it back.
     ConfigurationError, NotBuiltYetError
         If there is no storage for the scheme of the location, or of the checkpoints directory.
     CheckpointNotFoundError, CorruptFileError, UnsafePathError
@@ -222,7 +222,7 @@ def _rolled_back(
         # A start, or another rollback, that comes later claims it too, and this one ends.
         store.claim()
         if begun_exchange(location) is not None:
-            raise _beside_another(location)
+            raise _another_has_begun(location)
         if not force:  # a drain that begins after this finds its driver fenced
             _check_not_draining(location)
         check_still_ours = partial(_check_still_ours, location, store, query_id, found_id)
@@ -230,7 +230,7 @@ def _rolled_back(
         try:
             wanted = _prepared(spark, place, to, query_id, source)
         except Exception:
-            check_still_ours()  # another rollback takes what was staged here for left behind
+            check_still_ours()  # another rollback removes what was staged here as a leftover
             raise
         exchange(location, wanted, check_still_ours)
     kept = location.url_of(wanted.kept)
@@ -524,12 +524,12 @@ def _check_still_ours(
     """
     store.check()
     if readable_query_id(location) not in (query_id, found_id):
-        raise _beside_another(location)
+        raise _another_has_begun(location)
 
 
-def _beside_another(location: Storage) -> FencedError:
+def _another_has_begun(location: Storage) -> FencedError:
     return FencedError(
-        f"{location.url}: another rollback of this location began meanwhile. Look at what it did, "
+        f"{location.url}: another rollback of this location has begun since. Look at what it did, "
         "and call rollback again if you still need to"
     )
 
@@ -537,7 +537,7 @@ def _beside_another(location: Storage) -> FencedError:
 def _clear_leftovers(
     location: Storage, root: Storage | None, check_still_ours: Callable[[], None]
 ) -> None:
-    """Remove what a rollback left behind that ended before its marker was written."""
+    """Remove what is left of a rollback that ended before its marker was written."""
     # Listed before the look: what a later rollback stages is not in the list.
     for name in [name for name in location.list() if name.startswith(_STAGED)]:
         check_still_ours()

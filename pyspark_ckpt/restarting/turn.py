@@ -49,7 +49,7 @@ def end_former_runs(location: Storage) -> None:
     """End the runs of this process whose Spark session has ended, before a location changes.
 
     ``spark.stop()`` leaves Spark's own thread of each query as it is. The thread would begin an
-    epoch beside a run of the next session, or on files that a rollback replaces. So this function
+    epoch during a run of the next session, or on files that a rollback replaces. So this function
     waits for the runs at the location.
     """
     with _locations_guard:
