@@ -107,7 +107,9 @@ def dispose_savepoint(path: str) -> Disposal:
     >>> ckpt.dispose_savepoint(unwanted.path).was_complete
     True
     """
-    directory = _opened(path)
+    directory = open_storage(path)
+    if isinstance(directory, LocalStorage):
+        directory = LocalStorage(directory.root.resolve())  # a link itself is not deleted
     begun = dispose_of_begun(directory)
     if begun is not None:
         return begun
@@ -157,13 +159,6 @@ def dispose_of_begun(directory: Storage) -> Disposal | None:
     return Disposal(directory.url, len(files), left, was_complete=False)
 
 
-def _opened(path: str) -> Storage:
-    directory = open_storage(path)
-    if isinstance(directory, LocalStorage):
-        return LocalStorage(directory.root.resolve())  # a link itself is not deleted
-    return directory
-
-
 def _is_begun(directory: Storage) -> bool:
     """Return whether a directory holds a savepoint that was begun and not completed."""
     if directory.exists(METADATA_NAME):
@@ -173,7 +168,9 @@ def _is_begun(directory: Storage) -> bool:
     # The driver may have ended before or while it wrote its first file.
     names = {written_path(name) for name in directory.list()}
     is_empty = names <= {DIRECTORY_MARKER, IN_PROGRESS_NAME}
-    return is_empty and is_savepoint_name(directory.name) and _is_there(directory)
+    return (
+        is_empty and is_savepoint_name(directory.name) and directory.parent().exists(directory.name)
+    )
 
 
 def _files_of_begun(directory: Storage, begun: InProgress) -> list[str]:
@@ -182,10 +179,6 @@ def _files_of_begun(directory: Storage, begun: InProgress) -> list[str]:
     for path in files:
         directory.url_of(path)  # no link leads out of it
     return files
-
-
-def _is_there(directory: Storage) -> bool:
-    return directory.parent().exists(directory.name)
 
 
 def _remove_directories(directory: Storage) -> tuple[str, ...]:
@@ -222,7 +215,7 @@ def own_files(directory: Storage, metadata: CheckpointMetadata) -> list[str]:
 
 
 def files_of_others(directory: Storage, metadata: CheckpointMetadata) -> tuple[str, ...]:
-    """Return the names of what is in a savepoint's directory and is no part of the savepoint."""
+    """Return the names in a savepoint's directory that are not part of the savepoint."""
     own = {*own_files(directory, metadata), DIRECTORY_MARKER, IN_PROGRESS_NAME, METADATA_NAME}
     own |= {*OWN_DIRECTORIES, *(each.name for each in pin_files(directory))}
     inside = [f"{name}/{inner}" for name in OWN_DIRECTORIES for inner in directory.list(name)]

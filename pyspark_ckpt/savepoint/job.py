@@ -44,7 +44,7 @@ _MAX_TASKS = 64
 _QUICK_BYTES = 64 << 20
 
 
-"""Larger files are copied in half the slots, so that an epoch that begins meanwhile waits less."""
+"""Larger files are copied in half the slots, so that an epoch that begins then waits less."""
 
 
 _COPIED_BYTES_PER_MS = 80_000
@@ -69,7 +69,8 @@ class SavepointJob:
 
     def __call__(self, copies: Sequence[SubtaskCopy]) -> list[Handle]:
         """Copy all subtasks; each task copies one, and Spark retries tasks that fail."""
-        largest_bytes = max((_size_bytes(copy.handle) for copy in copies), default=0)
+        sizes = (sum(file.size_bytes for file in copy.handle.files()) for copy in copies)
+        largest_bytes = max(sizes, default=0)
         handles: list[Handle] = []
         with shown_progress(self._what, len(copies)) as progress:
             while remaining := copies[len(handles) :]:
@@ -86,7 +87,7 @@ class SavepointJob:
         return copy_bytes <= _QUICK_BYTES and 0 < idle_ms >= expected_ms
 
     def _run(self, copies: Sequence[SubtaskCopy], progress: Progress) -> list[Handle]:
-        # Spark makes the rows: rows made by Python would start a second worker beside each task.
+        # Spark makes the rows: rows made by Python would start a second worker for each task.
         places = self._spark.range(len(copies), numPartitions=len(copies))
         run_copies = _CopySubtasks(tuple(map(msgspec.msgpack.encode, copies)))
         try:
@@ -122,10 +123,6 @@ class _CopySubtasks:
                 except Exception as exc:  # so that the driver gets its message
                     raise CheckpointAbortedError(f"{type(exc).__name__}: {exc}") from exc
                 yield pa.RecordBatch.from_pydict({"number": [number], "handle": [handle]})
-
-
-def _size_bytes(handle: Handle) -> int:
-    return sum(file.size_bytes for file in handle.files())
 
 
 logger = library_logger(__name__)
@@ -171,7 +168,7 @@ def _is_notebook() -> bool:
 
 @contextmanager
 def _following(bar: Bar, what: str, tasks: Tasks) -> Iterator[None]:
-    """Show the tasks that are done, from a thread of its own."""
+    """Show the tasks that are done, from a separate thread."""
     number = bar.add_task(what, total=None)
     is_over = threading.Event()
 
