@@ -1,1 +1,1 @@
-"""Take the checkpoints of one query, retain them, and clean up behind them."""
+"""Take the checkpoints of one query, retain them, and clean up after them."""

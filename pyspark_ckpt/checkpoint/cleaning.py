@@ -231,7 +231,7 @@ class CheckpointFiles:
             found = pin_files(self._storage)
             self._storage.delete(each.name for each in found if not each.counts(now))
             return pinned_files(self._storage, now) if found else set()
-        except (PermissionError, CkptError) as exc:  # a reader may write pins of its own mode
+        except (PermissionError, CkptError) as exc:  # a reader may write pins with another mode
             logger.warning(
                 "nothing is cleaned, because it is unknown which files a reader needs: %s", exc
             )

@@ -1,6 +1,6 @@
 """The contents of an epoch: all that a checkpoint or savepoint of it consists of, gathered.
 
-The gathering has a session and Spark jobs of its own, which can be cancelled.
+The gathering has a separate session and its own Spark jobs, which can be cancelled.
 """
 
 from __future__ import annotations

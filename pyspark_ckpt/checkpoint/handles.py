@@ -55,8 +55,8 @@ def committed_handles(
 ) -> tuple[Handle, ...]:
     """Return one operator's handles at a committed epoch, by subtask.
 
-    It reads Spark's state store, and newer epochs may run meanwhile. A subtask that never had a row
-    has no handle.
+    It reads Spark's state store, and newer epochs may run at the same time. A subtask that never
+    had a row has no handle.
 
     ``CheckpointAbortedError`` means that Spark does not hold one handle per subtask, or that a
     subtask did not start from its initial state. ``CorruptFileError`` means that Spark's offsets

@@ -68,7 +68,7 @@ def is_present(log: SparkLog, metadata: CheckpointMetadata) -> bool:
 
 
 def _input(entry: str) -> tuple[object, list[str]]:
-    """Return an epoch's times and offsets; a restart in place changes the conf beside them."""
+    """Return an epoch's times and offsets; a restart in place changes the conf next to them."""
     _, fields, *offsets = entry.split("\n")
     return {**json.loads(fields), "conf": None}, offsets
 

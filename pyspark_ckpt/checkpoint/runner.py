@@ -1,7 +1,7 @@
 """Takes a query's checkpoints one at a time: reserve an id, gather the epoch, publish, clean up.
 
 A caller of :meth:`CheckpointRunner.take` waits for the checkpoint, at most for its timeout. The
-steps run in a thread of their own. A step that hangs is given up without its thread, and cannot
+steps run in a separate thread. A step that hangs is given up without its thread, and cannot
 publish the checkpoint when it continues.
 
 The caller may abort the checkpoint while a step runs. The steps then end with an error that nobody
@@ -46,7 +46,7 @@ logger = library_logger(__name__)
 
 
 class CheckpointRunner:
-    """Takes the checkpoints of one query and cleans up behind them; knows no Spark.
+    """Takes the checkpoints of one query and cleans up after them; knows no Spark.
 
     `exclusive` is held while a checkpoint is under way or files are cleaned. A thread that copies
     files has a `hold`. `listeners` are called for each checkpoint that ends. `fence` says whether
@@ -164,8 +164,8 @@ class CheckpointRunner:
     def retained(self) -> list[tuple[int, CheckpointMetadata | CkptError]]:
         """Return the retained checkpoints with their ids, oldest first.
 
-        A checkpoint that cannot be read is represented by the error. One that is removed meanwhile
-        is left out.
+        A checkpoint that cannot be read is represented by the error. One that is removed during the
+        call is left out.
         """
         found = [(number, self._files.read(number)) for number in self._store.ids()]
         return [
@@ -207,7 +207,7 @@ class CheckpointRunner:
         periodic: bool,
         waits_for_listeners: bool = True,
     ) -> CompletedCheckpoint | Refusal:
-        """Take a checkpoint of the newest committed epoch and clean up behind it.
+        """Take a checkpoint of the newest committed epoch and clean up after it.
 
         A returned checkpoint is durable; a ``Refusal`` says why none was triggered. If the
         checkpoint was aborted, it is recorded with its reason, and ``CheckpointAbortedError`` is
@@ -231,14 +231,14 @@ class CheckpointRunner:
     def _take(
         self, committed_epoch: Callable[[], int | None], *, periodic: bool
     ) -> Refusal | tuple[Attempt, CompletedCheckpoint | AbortedCheckpoint, BaseException | None]:
-        """Return a checkpoint that has ended, with the error of the cleaning behind it."""
+        """Return a checkpoint that has ended, with the error of the cleaning after it."""
         with self.exclusive:
             attempt = self._trigger(committed_epoch, periodic=periodic)
             if isinstance(attempt, Refusal):
                 return attempt
             with self._fields_of(attempt):
                 outcome, is_over = self._outcome(attempt)
-                # A step that hangs may be writing: nothing is cleaned behind it.
+                # A step that hangs may be writing: nothing is cleaned then.
                 return attempt, outcome, self._clean() if is_over else None
 
     def _fields_of(self, attempt: Attempt) -> AbstractContextManager[None]:
@@ -413,10 +413,10 @@ class CheckpointRunner:
             logger.warning("query %s: an expired step continues: %s", self.query_id, exc)
 
     def _clean(self) -> BaseException | None:
-        """Clean up behind the newest checkpoint; return the error."""
+        """Clean up after the newest checkpoint; return the error."""
         cleaning = self._thread.submit(self._clean_files)
         if not has_ended(cleaning, self._timeout_ms):
-            # The next checkpoints wait behind it and expire, so two never clean at once.
+            # The next checkpoints wait for it and expire, so two never clean at once.
             return expired("cleaning", self._timeout_ms)
         return cleaning.exception()
 

@@ -25,7 +25,7 @@ def in_time(
     work: Callable[[], _Result],
     thread_class: type[threading.Thread] = threading.Thread,
 ) -> _Result:
-    """Return what `work` returns; it runs in a thread of its own.
+    """Return what `work` returns; it runs in a separate thread.
 
     `work` may continue after the time limit, and must do no harm then. In this case
     ``CheckpointAbortedError`` is raised with the reason ``expired``.
