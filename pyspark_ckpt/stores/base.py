@@ -107,8 +107,8 @@ class CompletedCheckpointStore(ABC):
         """Remove all checkpoints, but keep a record of the highest id.
 
         The ids are listed before the fence is checked, and only these are removed: a newer driver
-        may complete checkpoints meanwhile. A write of ``_metadata`` that hangs completes none of
-        the removed ids when it continues.
+        may complete checkpoints at the same time. A write of ``_metadata`` that hangs completes
+        none of the removed ids when it continues.
 
         Raises
         ------

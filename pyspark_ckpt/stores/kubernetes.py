@@ -144,7 +144,7 @@ class KubernetesPointers(Pointers):
                         self._name, self._namespace, body, _request_timeout=_ANSWER_SECONDS
                     )
             except ApiException as exc:
-                # A ConfigMap that was deleted meanwhile is made anew, as by a first driver.
+                # A ConfigMap that was deleted by then is made anew, as by a first driver.
                 if exc.status in (_CONFLICT, _NOT_FOUND) and self._read() is not None:
                     return False
                 raise

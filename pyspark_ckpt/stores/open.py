@@ -1,8 +1,8 @@
 """Opens the store of a query's completed checkpoints, and holds a run's fence on it.
 
-The note is beside the checkpoints. A program without settings, such as ``pyspark-ckpt list``, finds
-the store by it. Without a note, the store is the directory itself. A query that changes its store
-writes a new note. The note with the highest number counts; it is found by its name.
+The note is next to the checkpoints. A program without settings, such as ``pyspark-ckpt list``,
+finds the store by it. Without a note, the store is the directory itself. A query that changes its
+store writes a new note. The note with the highest number counts; it is found by its name.
 """
 
 from __future__ import annotations

@@ -32,7 +32,6 @@ from pyspark_ckpt.formats.location_files import PlaceRecord, read_place
 from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.storage.open import LocalStorage, Storage, open_storage
 from pyspark_ckpt.storage.retrying import RetryingStorage
-from pyspark_ckpt.stores.base import CompletedCheckpointStore
 from pyspark_ckpt.stores.open import find_store
 from pyspark_ckpt.stores.owner import check_owner, resolved_path
 
@@ -468,14 +467,6 @@ def _newest(checkpoints: Storage) -> tuple[str, int] | None:
     """Return name and epoch of the newest checkpoint that can be read."""
     with closing(find_store(checkpoints)) as store:
         for number in sorted(store.ids(), reverse=True):
-            epoch = _epoch(store, number)
-            if epoch is not None:
-                return checkpoint_name(number), epoch
+            with suppress(CkptError):
+                return checkpoint_name(number), store.read(number).epoch
     return None
-
-
-def _epoch(store: CompletedCheckpointStore, number: int) -> int | None:
-    try:
-        return store.read(number).epoch
-    except CkptError:
-        return None

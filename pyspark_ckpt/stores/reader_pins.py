@@ -142,7 +142,7 @@ def _files_of(storage: CoordinatorStorage, name: str) -> tuple[str, ...] | None:
 
 @contextmanager
 def name_subsumed(directory: Storage) -> Iterator[None]:
-    """Replace the error of a missing file if retention has removed the ``chk-N`` meanwhile.
+    """Replace the error of a missing file if retention has just removed the ``chk-N``.
 
     Retention removes ``_metadata`` before the files that only this checkpoint needs. Therefore a
     file that is missing while ``_metadata`` exists was not removed by retention.

@@ -120,14 +120,14 @@ class ZooKeeperPointers(Pointers):
     @contextmanager
     def _changing(self) -> Iterator[Any]:
         """Yield a transaction that is committed at the end, unless this driver is fenced."""
-        from kazoo.exceptions import NodeExistsError
+        from kazoo.exceptions import NodeExistsError, RolledBackError
 
         with self._errors_named():
             change = self._client.transaction()
             change.check(f"{self._path}/driver", -1 if self._version is None else self._version)
             yield change
             fence, result = change.commit_async().get(timeout=_ANSWER_SECONDS)
-        if fence is not True and not _is_rolled_back(fence):
+        if fence is not True and not isinstance(fence, RolledBackError):
             raise self._fenced()
         if isinstance(result, NodeExistsError):
             raise FileExistsError(f"{self._where}: the checkpoint is complete already")
@@ -188,9 +188,3 @@ def _client(quorum: str) -> Any:
         connection_retry={"max_tries": -1, "max_delay": 1.0},
         command_retry={"max_tries": 5, "delay": 0.2, "max_delay": 1.0},
     )
-
-
-def _is_rolled_back(result: Any) -> bool:
-    from kazoo.exceptions import RolledBackError
-
-    return isinstance(result, RolledBackError)
