@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from operator import attrgetter
 from pathlib import Path
 
 from pyspark_ckpt.errors import CheckpointNotFoundError, CorruptFileError, PlanError
@@ -124,7 +125,8 @@ class Capture:
                 f"{self.epochs[-1]}: start the query there, and wait until the epochs are committed"
             )
         target = Path(path).absolute()
-        parts = sorted(found, key=lambda each: _order(found[each]))
+        order = attrgetter("epoch", "uid", "subtask")
+        parts = sorted(found, key=lambda each: order(found[each]))
         directory = LocalStorage(target.parent)
         directory.delete([target.name])
         directory.write(
@@ -207,7 +209,3 @@ def _checked(epochs: int | Iterable[int]) -> list[int]:
             "range(3, 6)"
         )
     return sorted(set(numbers))
-
-
-def _order(epoch: CapturedEpoch) -> tuple[int, str, int]:
-    return epoch.epoch, epoch.uid, epoch.subtask

@@ -148,7 +148,7 @@ def _found(
 ) -> Iterator[tuple[int, CheckpointMetadata | CkptError]]:
     """Yield what can be read of each checkpoint; warn once of those that cannot be read.
 
-    A checkpoint that retention removes meanwhile is left out, as one that it has removed before.
+    A checkpoint that retention removes during the call is left out, as if it was removed before.
     """
     left_out: dict[int, OSError] = {}
     for number in _ids(store):
@@ -279,14 +279,11 @@ _NEEDED = frozenset(
 )
 
 
-_REST = "rest"
-
-
 _MB = 1024**2
 
 
 class History(pd.DataFrame):
-    """What :func:`history` returns: a ``pandas.DataFrame`` with a plot of its own.
+    """What :func:`history` returns: a ``pandas.DataFrame`` with its own plot.
 
     ``plot()`` without arguments draws the duration of each checkpoint by phase, its size, and the
     attempts that were aborted. It needs the extra ``plot``. With arguments, ``plot`` is that of
@@ -358,7 +355,7 @@ def _by_phase(completed: pd.DataFrame) -> Mapping[str, list[float]]:
     names = list(dict.fromkeys(name for each in known for name in each))
     found = {name: [float(each.get(name, 0)) for each in known] for name in names}
     totals = [float(each) for each in completed["duration_ms"]]
-    found[_REST] = [
+    found["rest"] = [
         max(total - sum(each.values()), 0.0) for total, each in zip(totals, known, strict=True)
     ]
     return found

@@ -187,7 +187,7 @@ def _identity_of(origin: Origin) -> _Identity:
     return origin.query_id, origin.kind, origin.epoch, origin.checkpoint_id
 
 
-_MOST = 1000
+_MOST_ROWS = 1000
 """How many generations are followed at most, because a path may name itself as its parent."""
 
 
@@ -259,7 +259,7 @@ def _ancestors(origin: Origin | None, place: str) -> list[dict[str, Any]]:
     """
     rows: list[dict[str, Any]] = []
     seen = {place}
-    while origin is not None and len(rows) < _MOST:
+    while origin is not None and len(rows) < _MOST_ROWS:
         is_near = not place or _server(origin.path) == _server(place)
         metadata = _found(origin) if is_near and origin.path not in seen else None
         if metadata is None:
@@ -271,7 +271,7 @@ def _ancestors(origin: Origin | None, place: str) -> list[dict[str, Any]]:
 
 
 def _server(url: str) -> tuple[str, str]:
-    """Return what a path lies on: the scheme of its storage, and the name behind it."""
+    """Return what a path lies on: the scheme of its storage, and the name after it."""
     scheme, separator, rest = url.partition("://")
     return (scheme, rest.partition("/")[0]) if separator and scheme != "file" else ("", "")
 

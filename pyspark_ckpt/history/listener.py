@@ -103,7 +103,7 @@ class Listeners:
             return False
         ends_ms = monotonic_ms() + int(timeout_seconds * 1000)
         while all(each.wait(max(ends_ms - monotonic_ms(), 0) / 1000) for each in callers):
-            # In this order: a user's listener may have triggered a checkpoint meanwhile.
+            # In this order: a user's listener may have triggered a checkpoint by then.
             if self._own.is_idle and self._users.is_idle:
                 return True
         return False

@@ -83,8 +83,8 @@ def is_checkpoints_directory(
 ) -> bool:
     """Return whether a directory is the checkpoints directory of a query.
 
-    A directory named ``shared`` or ``history`` beside queries does not make one: what is in it
-    counts. That of a query's location has a name of its own, and may be empty yet.
+    A directory named ``shared`` or ``history`` next to queries does not make one: what is in it
+    counts. That of a query's location has a fixed name, and may be empty yet.
     """
     numbers = sorted(number for each in names if (number := checkpoint_id_of(each)) is not None)
     inside = [each for each in _LOOKED_INTO if each in names]

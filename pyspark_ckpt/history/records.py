@@ -180,7 +180,7 @@ class Savepoint:
         """Describe a savepoint by its metadata, whose file has `metadata_bytes`."""
         files = {reference.path: reference.size_bytes for reference in metadata.files()}
         savepoint_format = format_of(metadata)
-        assert savepoint_format is not None  # it is no checkpoint
+        assert savepoint_format is not None  # it is not a checkpoint
         return cls(
             path=path,
             epoch=metadata.epoch,

@@ -65,7 +65,9 @@ class RunLog:
             self._number += 1
             name = run_record_name(self._number, record)
             self._storage.write(f"{RUNS}/{name}", [encode_run_record(record)])
-            self._delete(self._outdated(name, record))
+            outdated = self._outdated(name, record)
+            if outdated:
+                self._storage.delete(f"{RUNS}/{each}" for each in outdated)
         except (OSError, CkptError) as exc:
             logger.warning(
                 "%s: the log of runs has no record of what happened last: %s",
@@ -97,10 +99,6 @@ class RunLog:
             outdated.append(self._runs[1])
             del self._runs[1]  # the first one says who made the query
         return outdated
-
-    def _delete(self, names: list[str]) -> None:
-        if names:
-            self._storage.delete(f"{RUNS}/{name}" for name in names)
 
 
 class RecordedRuns:
@@ -153,7 +151,7 @@ class RecordedRuns:
             return decode_run_record(
                 self._storage.read_start(f"{RUNS}/{name}", MAX_RECORD_BYTES + 1)
             )
-        except (OSError, CkptError):  # deleted meanwhile
+        except (OSError, CkptError):  # it has just been deleted
             return None
 
 
@@ -400,7 +398,7 @@ class LastRun:
 
 
 def _end_of(records: Sequence[RunStarted | RunEnded], started: RunStarted) -> RunEnded | None:
-    """Return the newest end of a run: one that ended may fail behind it, at a restart."""
+    """Return the newest end of a run: one that has ended may fail later, at a restart."""
     ends = [
         each for each in records if isinstance(each, RunEnded) and each.run_id == started.run_id
     ]
@@ -470,7 +468,7 @@ def last_run(
         return LastRun(RunState.UNKNOWN, None, None, checkpointed_at_ms)
     started, ended = starts[-1], _end_of(records, starts[-1])
     if note is not None and ended is not None and note.at_ms > ended.at_ms:
-        # A driver that was started beside another one, and was fenced: the other one runs on.
+        # A driver that was started while another one ran, and was fenced: the other one runs on.
         others = [each for each in starts if each.run_id == note.run_id]
         if others and _end_of(records, others[-1]) is None:
             started, ended = others[-1], None

@@ -15,7 +15,7 @@ from pyspark_ckpt.stores.reader_pins import name_subsumed
 
 Check = Callable[[FileReference], None]
 
-_NAMED = 10
+_MOST_NAMED = 10
 """How many damaged files the error names."""
 
 
@@ -67,8 +67,8 @@ def verify(path: str) -> Verification:
     Raises
     ------
     CheckpointNotFoundError, UnsafePathError
-        If `path` holds no checkpoint or savepoint, it was subsumed meanwhile, or a path in it is
-        not safe.
+        If `path` holds no checkpoint or savepoint, it was subsumed during the call, or a path in it
+        is not safe.
     CorruptFileError
         If files are missing or changed. The message names them.
     ConfigurationError, NotBuiltYetError
@@ -90,7 +90,7 @@ def verify(path: str) -> Verification:
         if damaged:
             raise CorruptFileError(
                 f"{directory.url}: {len(damaged)} of {len(files)} files are damaged: "
-                + "; ".join(damaged[:_NAMED])
+                + "; ".join(damaged[:_MOST_NAMED])
             )
     return Verification(
         path=directory.url,
