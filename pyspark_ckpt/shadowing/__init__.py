@@ -1,1 +1,1 @@
-"""Shadows: a candidate program runs beside a query, on the same epochs, and is compared with it."""
+"""Shadows: a candidate program runs next to a query, on the same epochs, and is compared to it."""

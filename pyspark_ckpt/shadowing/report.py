@@ -378,13 +378,10 @@ class ShadowDifference:
         where = f"epoch {self.epoch}, {self.place}{', ' if key else ''}{key}"
         if self.old is None or self.new is None:
             row = self.new if self.old is None else self.old
-            return f"{where}: {self.change} {_shown(row or {})}"
+            values = ", ".join(f"{name}={value!r}" for name, value in (row or {}).items())
+            return f"{where}: {self.change} {values}"
         both = (f"{name} {self.old[name]!r} -> {self.new[name]!r}" for name in self.columns)
         return f"{where}: {', '.join(both)}"
-
-
-def _shown(row: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name}={value!r}" for name, value in row.items())
 
 
 def pair_rows(
@@ -401,7 +398,9 @@ def pair_rows(
     groups: dict[Any, tuple[list[dict[str, Any]], list[dict[str, Any]]]] = {}
     for side, rows in enumerate((old, new)):
         for row in rows:
-            named = keys or _without_fractions(row)
+            named = keys or [
+                name for name, value in row.items() if not isinstance(value, (float, Decimal))
+            ]
             group = frozen([row[name] for name in named])
             groups.setdefault(group, ([], []))[side].append(dict(row))
     for before, after in groups.values():
@@ -423,10 +422,6 @@ def _split(old: dict[str, Any] | None, new: dict[str, Any] | None, keys: Sequenc
         for each in (old, new)
     )
     return key, before, after
-
-
-def _without_fractions(row: Mapping[str, Any]) -> list[str]:
-    return [name for name, value in row.items() if not isinstance(value, (float, Decimal))]
 
 
 def _cancelled(

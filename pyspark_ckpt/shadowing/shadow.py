@@ -57,7 +57,7 @@ class Promoter(Protocol):
 
 
 class Shadow:
-    """A candidate program that runs beside a query and is compared with it.
+    """A candidate program that runs next to a query and is compared with it.
 
     :func:`pyspark_ckpt.shadow` returns it. A thread of the driver runs it. As a context manager, it
     is discarded at the end of the block.
@@ -344,7 +344,9 @@ class Shadow:
         with ThreadPoolExecutor(2, "pyspark_ckpt shadow") as both:
             while not self._over.is_set():
                 was_active = self._query.isActive
-                self._look()
+                # All that the query has committed, before Spark deletes the entries of the epochs.
+                while (followed := self._followed.next()) is not None:
+                    self._waiting.append(followed)
                 if not self._waiting:
                     if not was_active:
                         self._tally.stop("the query has ended")
@@ -356,11 +358,6 @@ class Shadow:
                     self._tally.stop(enough)
                     return
         self._tally.stop("stop was called")
-
-    def _look(self) -> None:
-        """Take up all epochs that the query has committed, before Spark deletes their entries."""
-        while (followed := self._followed.next()) is not None:
-            self._waiting.append(followed)
 
     def _epoch(self, followed: FollowedEpoch, both: ThreadPoolExecutor) -> None:
         epoch = followed.epoch

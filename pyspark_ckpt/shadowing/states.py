@@ -30,7 +30,6 @@ from pyspark_ckpt.snapshot.difference import (
 from pyspark_ckpt.snapshot.reader import SnapshotReader
 
 _LISTS = (StateKind.LIST, StateKind.OPERATOR_LIST)
-_RAW = "raw"
 
 _SPARKS = "spark_operator_"
 """How the names of Spark's own operators begin, which have no uid; their ids follow."""
@@ -141,10 +140,12 @@ def _of_operator(
             all(each.is_stamped and each.ttl is not None for each in states if each is not None),
             (times[0], times[1]),
         )
-    yield from _beside(uid, changes, sides, {*before, *after}, rules, skip, moves=moves)
+    yield from _timers_and_raw_state(
+        uid, changes, sides, {*before, *after}, rules, skip, moves=moves
+    )
 
 
-def _beside(
+def _timers_and_raw_state(
     uid: str,
     changes: Mapping[Place, Change],
     sides: tuple[Side, Side],
@@ -161,7 +162,7 @@ def _beside(
         place = f"{uid}.{name}"
         if rules.ignores(place):
             continue
-        if kind == _RAW and moves:
+        if kind == "raw" and moves:
             skip(f"{place}: not compared, because it is a state of subtasks, of other numbers")
             continue
         yield _Compared(place, changed, is_list=False, expires=False, now_ms=(0, 0))
