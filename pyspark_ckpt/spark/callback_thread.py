@@ -1,6 +1,6 @@
 """The thread of this process in which the JVM calls back for one run of a query.
 
-Py4J gives each thread of the JVM that calls Python a connection and a thread of its own here, and
+Py4J gives each thread of the JVM that calls Python a separate connection and thread here, and
 keeps both after the thread of the JVM has ended. Spark runs each query in a new thread. So each run
 would leave a thread and a socket: a query that is restarted, and each epoch of a shadow.
 """

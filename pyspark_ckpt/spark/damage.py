@@ -41,7 +41,7 @@ from pyspark_ckpt.storage.open import LocalStorage, Storage
 MISSING = "is missing"
 _NOT_SPARKS = "is not what Spark writes"
 _CHECKSUMS = b"crc\x00"
-"""The first bytes of a file with the checksums that Hadoop keeps beside a local file."""
+"""The first bytes of a file with the checksums that Hadoop keeps next to a local file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +188,7 @@ def _wrong_with(storage: Storage, path: str, *, is_compactible: bool = False) ->
 
 
 def _of_checksums(log: SparkLog, sources: Sources) -> Iterator[Damage]:
-    """Compare local files with the checksums that Hadoop keeps beside them, as Spark does."""
+    """Compare local files with the checksums that Hadoop keeps next to them, as Spark does."""
     begun, committed = log.begun_epoch(), log.committed_epoch()
     paths = ["metadata"]
     if begun is not None:
@@ -240,7 +240,7 @@ def _of_state(
 
 
 def _fits_checksums(storage: Storage, path: str) -> bool:
-    """Return whether a local file has the checksums in the file beside it, if there is one."""
+    """Return whether a local file has the checksums in the file next to it, if there is one."""
     if not isinstance(storage, LocalStorage) or not storage.exists(_checksums_of(path)):
         return True
     kept, content = storage.read(_checksums_of(path)), storage.read(path)

@@ -34,7 +34,7 @@ JOB_ERRORS = (PySparkException, Py4JJavaError)
 """
 
 _AGAIN_S = 0.5
-"""How long after a cancellation the jobs are cancelled that started meanwhile."""
+"""How long after a cancellation the jobs are cancelled that started in between."""
 
 
 class SparkJobs:

@@ -19,7 +19,7 @@ Only this module depends on how Spark starts a query. Beyond Spark's API it reli
 If a version of Spark differs, the start fails with an error that says so, and the query is stopped
 (docs/design/0019-a-session-of-its-own.md).
 
-:mod:`pyspark_ckpt.spark.own_session` sets it in a session of their own only.
+:mod:`pyspark_ckpt.spark.own_session` sets it only in a separate session of the query.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def not_stopped(location: str) -> str:
 
 
 def in_another_thread(call: Callable[[], None], otherwise: str) -> None:
-    """Make a call behind an error, perhaps an interrupt, and wait for it.
+    """Make a call after an error, perhaps an interrupt, and wait for it.
 
     A signal in the middle of a call to the JVM leaves an answer in the connection of its thread,
     which the next call of that thread would take for its own.

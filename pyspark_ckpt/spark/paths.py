@@ -24,7 +24,8 @@ def qualified_path(spark: SparkSession, path: str) -> str:
     path = os.fspath(path)
     match = _SCHEME.match(path)
     if path.startswith("file:"):
-        return _as_spark_finds_it(path)
+        local = local_path(path)
+        return f"file:{local}" if ".." in path.split("/") else path  # Hadoop removes ``..``, too
     if match is None and _RELATIVE_URL.match(path):
         raise ConfigurationError(
             f"{path!r} is a scheme with a relative path, which Spark refuses: write the whole URL, "
@@ -43,12 +44,6 @@ def qualified_path(spark: SparkSession, path: str) -> str:
     is_local = default.startswith("file:")
     file_system = file_systems.getLocal(conf) if is_local else file_systems.get(conf)
     return str(file_system.makeQualified(getattr(java, f"{_HADOOP}.Path")(path)).toString())
-
-
-def _as_spark_finds_it(url: str) -> str:
-    """Return a URL of the local disk without ``..``, which Hadoop takes out of the text too."""
-    path = local_path(url)
-    return f"file:{path}" if ".." in url.split("/") else url
 
 
 def shared_directory(spark: SparkSession, path: str | None) -> str | None:

@@ -275,7 +275,7 @@ def _check_uids(ours: tuple[OperatorDescriptor, ...]) -> None:
 
 def _check_spark_operators(spark: SparkSession, operators: StatefulOperators) -> None:
     names = ", ".join(operator.name for operator in operators.spark_operators.values())
-    where = f"Spark's own stateful operators ({names}) beside {operators.descriptors[0].uid!r}"
+    where = f"Spark's own stateful operators ({names}) next to {operators.descriptors[0].uid!r}"
     if spark.conf.get(_FORMAT_VERSION, "1") != "1":
         raise NotBuiltYetError(
             f"{where} with {_FORMAT_VERSION} above 1 are not supported yet: unset it, or compute "
@@ -435,8 +435,8 @@ def connect_operators(df: DataFrame) -> tuple[OperatorDescriptor, ...]:
     stateful = connect_plan.stateful_in_spark(plan)
     if stateful:
         raise NotBuiltYetError(
-            f"Spark's own stateful operators ({', '.join(sorted(set(stateful)))}) beside operators "
-            f"of this library are not supported over Spark Connect yet: {_ADVICE}"
+            f"Spark's own stateful operators ({', '.join(sorted(set(stateful)))}) next to "
+            f"operators of this library are not supported over Spark Connect yet: {_ADVICE}"
         )
     return tuple(_descriptors(df))
 
@@ -449,8 +449,8 @@ def _descriptors(df: DataFrame) -> Iterator[OperatorDescriptor]:
         texts = [each[DESCRIPTOR_METADATA] for each in metadata if DESCRIPTOR_METADATA in each]
         if not texts:
             raise NotBuiltYetError(
-                "Spark's own stateful operator (applyInPandasWithState) beside operators of this "
-                f"library is not supported over Spark Connect yet: {_ADVICE}"
+                "Spark's own stateful operator (applyInPandasWithState) next to operators of "
+                f"this library is not supported over Spark Connect yet: {_ADVICE}"
             )
         yield decode_descriptor(texts[0])
 

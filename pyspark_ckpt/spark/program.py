@@ -67,7 +67,7 @@ def stream_of(program: Program, call: str) -> DataFrame:
 def check_frame(
     given: object, call: str, argument: str, error: type[CkptError] = ConfigurationError
 ) -> None:
-    """Refuse what is no DataFrame where only a DataFrame is taken."""
+    """Refuse what is not a DataFrame where only a DataFrame is taken."""
     if isinstance(given, DataFrame):
         return
     what = "None" if given is None else type(given).__name__
@@ -85,7 +85,7 @@ def _check_streams(df: DataFrame, what: str) -> None:
         streams = df.isStreaming
     if not streams:
         raise ConfigurationError(
-            f"{what} that is no stream: read its source with spark.readStream, not spark.read"
+            f"{what} that is not a stream: read its source with spark.readStream, not spark.read"
         )
 
 

@@ -53,7 +53,8 @@ def progress_since(query: StreamingQuery, epoch: int | None) -> list[dict[str, A
     fetched from the JVM.
     """
     found: list[dict[str, Any]] = []
-    reports = _reports(query)
+    java = getattr(query, "_jsq", None)
+    reports: Any = query.recentProgress if java is None else java.recentProgress()
     for number in range(len(reports) - 1, -1, -1):
         report = reports[number]
         fields: Any = report if isinstance(report, dict) else json.loads(report.json())
@@ -62,11 +63,6 @@ def progress_since(query: StreamingQuery, epoch: int | None) -> list[dict[str, A
         if "addBatch" in fields["durationMs"]:
             found.append(fields)
     return found[::-1]
-
-
-def _reports(query: StreamingQuery) -> Any:
-    java = getattr(query, "_jsq", None)
-    return query.recentProgress if java is None else java.recentProgress()
 
 
 def stop_between_epochs(spark: SparkSession, query: StreamingQuery, timeout_ms: int) -> None:
@@ -242,7 +238,7 @@ class ComputedStates:
     """Knows whether the actions of a ``foreachBatch`` function computed all state of an epoch.
 
     Spark commits the epoch when the function returns, whatever it computed. An action over some
-    rows only, such as ``take``, leaves state of other partitions behind for good.
+    rows only, such as ``take``, leaves the state of other partitions out of date for good.
     """
 
     def __init__(self) -> None:

@@ -36,9 +36,6 @@ STATE_STORE_PROVIDERS = frozenset(
 _STATE_STORE_SETTINGS = "spark.sql.streaming.stateStore."
 
 
-_SPARK = "spark."
-
-
 _making_session = threading.Lock()
 
 
@@ -138,7 +135,7 @@ def settings_of(spark: SparkSession) -> dict[str, str]:
 
 
 def python_session(spark: SparkSession, java_session: Any) -> SparkSession:
-    """Return a session of Spark's as a session of PySpark, beside that of the user.
+    """Return a session of Spark's as a session of PySpark, in addition to that of the user.
 
     PySpark makes ``rdd.toDF()`` return frames of the session object that was made last. Afterwards
     it returns those of the same session as before.
@@ -166,7 +163,7 @@ def reading_session(spark: SparkSession) -> SparkSession:
         return connect.new_session(spark)
     session = python_session(spark, spark._jsparkSession.newSession())
     for key, value in settings_of(spark).items():
-        if key.startswith(_STATE_STORE_SETTINGS) or not key.startswith(_SPARK):
+        if key.startswith(_STATE_STORE_SETTINGS) or not key.startswith("spark."):
             session.conf.set(key, value)
     return session
 

@@ -110,10 +110,10 @@ class FileSinkLog:
         return any(not name.startswith(("_", ".")) for name in self.log.parent().list())
 
     def fill(self, epoch: int) -> None:
-        """Write what Spark needs to read and to continue the log behind an epoch; durable.
+        """Write what Spark needs to read and to continue the log after an epoch; durable.
 
         An epoch without an entry gets an empty one. Where Spark looks for a compaction, one is
-        written that has all entries before it: behind epochs that have no entry, and also if the
+        written that has all entries before it: after epochs that have no entry, and also if the
         interval was changed. No entry is changed or removed.
         """
         epochs = self._epochs()
@@ -293,7 +293,7 @@ def _parts_of(name: str) -> list[str]:
             return parts
         if name[found.end()] != ".":
             break
-    raise ConfigurationError(f"{name!r} is no name of a table: put parts of it in backticks")
+    raise ConfigurationError(f"{name!r} is not the name of a table: put parts of it in backticks")
 
 
 def _ddl(kind: T.DataType) -> str:

@@ -2,7 +2,7 @@
 
 It is read with Spark's own data source for state. If there are few partitions, the driver reads
 them itself. A Spark job would take three times as long, most of it planning, and would compete with
-the epoch that runs meanwhile (measured, design 29).
+the epoch that runs then (measured, design 29).
 
 Spark warns for each partition whose state is not in memory. That is normal when a checkpoint reads.
 Only the warnings of such a read are dropped: the reading thread, and the tasks of its jobs in this
@@ -62,7 +62,7 @@ def quiet_reading(spark: SparkSession) -> Iterator[None]:
 def _install_filter(spark: SparkSession) -> None:
     """Let the logger of Spark's state store drop that line if it has the mark; once in a JVM.
 
-    The filter is on the configuration that the logger already has. With one of its own, Spark's
+    The filter is on the configuration that the logger already has. With a separate one, Spark's
     shells and PySpark would take the logger for one that the user wants to see at level INFO.
     """
     loggers = _class(spark, f"{_LOG4J}.LogManager").getContext(False)  # noqa: FBT003

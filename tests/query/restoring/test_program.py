@@ -74,11 +74,11 @@ def bad_programs(job: Job) -> dict[str, tuple[Any, str]]:
         "a text": ("df", "got str for a program"),
         "a class": (Numbered, "got the class Numbered for a program"),
         "a writer": (ckpt.write_stream(job.df()), "got CheckpointedStreamWriter for a program"),
-        "a batch DataFrame": (job.spark.range(3), "got a DataFrame that is no stream"),
+        "a batch DataFrame": (job.spark.range(3), "got a DataFrame that is not a stream"),
         "a function that forgets": (forgets, r"forgets\(\) .*test_program.*returned None: end it"),
         "of a partial": (partial(forgets), r"forgets\(\) .*returned None"),
         "a false object": (Empty(forgets), r"Empty\(\) returned None"),
-        "of a batch DataFrame": (read, "returned a DataFrame that is no stream"),
+        "of a batch DataFrame": (read, "returned a DataFrame that is not a stream"),
         "of a keyed stream": (lambda: keyed, "returned KeyedStream: return the streaming Data"),
         "of a writer": (
             lambda: ckpt.write_stream(job.df()),

@@ -76,7 +76,9 @@ def test_steps_upwards_behind_a_link_lead_where_spark_goes(
 @pytest.mark.parametrize("url", ["file:a/b", "file://localhost/a", "file:"])
 def test_a_local_url_that_spark_does_not_find(spark: SparkSession, url: str) -> None:
     for read in (open_storage, lambda url: qualified_path(spark, url)):
-        with pytest.raises(ConfigurationError, match=f"{url} is no URL of an absolute local path"):
+        with pytest.raises(
+            ConfigurationError, match=f"{url} is not a URL of an absolute local path"
+        ):
             read(url)
 
 
