@@ -176,8 +176,9 @@ def new_session(spark: SparkSession, conf: Mapping[str, str] | None = None) -> S
         _leave_open(session)
     else:
         session = _connected(source, None)
-        static = _modifiable(spark)
-        for key, value in static.items():
+        given = spark.conf
+        modifiable = {key: value for key, value in given.getAll.items() if given.isModifiable(key)}
+        for key, value in modifiable.items():
             session.conf.set(key, value)
     for key, value in (conf or {}).items():
         session.conf.set(key, value)
@@ -231,11 +232,6 @@ def can_clone(spark: SparkSession) -> bool:
     return hasattr(spark, "cloneSession")
 
 
-def _modifiable(spark: SparkSession) -> dict[str, str]:
-    conf = spark.conf
-    return {key: value for key, value in conf.getAll.items() if conf.isModifiable(key)}
-
-
 def is_active(spark: SparkSession, query_id: str) -> bool:
     """Return whether a query runs in a session of this server that this process has in use."""
     return any(
@@ -249,7 +245,7 @@ def _active_ids(session: Any) -> list[str]:
     try:
         return [query.id for query in session.streams.active]
     except PySparkException as exc:
-        # The server was started again, or a thread of this process has ended the session meanwhile.
+        # The server was started again, or a thread of this process has just ended the session.
         if is_unknown_session(exc) or session.client.is_closed:
             return []
         raise
@@ -410,7 +406,7 @@ def _end_unused(client: Any, users: Any, ours: str | None) -> None:
 
 def _kept() -> list[Any]:
     """Return the sessions that the library made and has not ended."""
-    # A list of references: other threads may make and end sessions meanwhile.
+    # A list of references: other threads may make and end sessions at any time.
     sessions = [reference() for reference in _clones.keyrefs()]
     return [session for session in sessions if session is not None]
 
@@ -437,8 +433,8 @@ def _close(client: Any) -> None:
     """Close a client's channel, and let the process forget the client.
 
     In PySpark 4.0 and 4.1 the client's own ``close`` waits for requests of all clients of the
-    process, which are repeated for minutes if their server has ended. Meanwhile no client sends
-    another one.
+    process, which are repeated for minutes if their server has ended. During the wait no client
+    sends another one.
     """
     client._closed = True  # first, so a thread whose request is cancelled sees why
     with suppress(Exception):
