@@ -278,7 +278,7 @@ class Storage(ABC):
         return (relative,) if is_file else below
 
     def _move_file(self, source: str, target: str, check: Callable[[], None]) -> None:
-        """Move one file, and nothing else: a listing may lack files that are beside it."""
+        """Move one file, and nothing else: a listing may lack files that are next to it."""
         try:
             self.copy_within(source, target)
         except FileNotFoundError:

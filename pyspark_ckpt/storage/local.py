@@ -209,7 +209,7 @@ class LocalStorage(Storage):
                 _sync_directory(directory)
 
     def files_below(self, directory: str) -> tuple[str, ...]:
-        # Unlike a glob, it leaves out what is deleted meanwhile, and nothing else.
+        # Unlike a glob, it leaves out what is deleted during the walk, and nothing else.
         walk = os.walk(self.path(directory), onerror=_raise_unless_gone)
         found = (Path(place, name) for place, _, names in walk for name in names)
         return tuple(sorted(str(path.relative_to(self.root)) for path in found))
@@ -294,7 +294,7 @@ def _make_directory(path: Path) -> None:
     except FileExistsError as exc:
         # The caller would take that for the file that it wants to write.
         raise NotADirectoryError(
-            errno.ENOTDIR, "this is no directory, but one has to be here: move it away", str(path)
+            errno.ENOTDIR, "this is not a directory, but there must be one: move it away", str(path)
         ) from exc
 
 

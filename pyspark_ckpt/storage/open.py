@@ -91,7 +91,8 @@ def open_storage(url: str | os.PathLike[str], what: str = "path") -> Storage:
     url = os.fspath(url)
     if url.startswith("file:"):
         return LocalStorage(Path(local_path(url)))
-    scheme = _scheme(url)
+    match = re.match(r"([^/]+):/", url)  # also of chained URLs: cache::s3://
+    scheme = match[1] if match else ""
     if scheme in _OPENERS:
         return _OPENERS[scheme](url[len(scheme) :].removeprefix("://"))
     if scheme:
@@ -110,13 +111,8 @@ def local_path(url: str) -> str:
     """
     if not _LOCAL_URL.match(url):
         raise ConfigurationError(
-            f"{url} is no URL of an absolute local path, so Spark does not find it: write "
+            f"{url} is not a URL of an absolute local path, so Spark does not find it: write "
             "file:///path, or the path alone"
         )
     path = re.sub(r"^file:/+", "/", url)
     return posixpath.normpath(path) if ".." in path.split("/") else path
-
-
-def _scheme(url: str) -> str:
-    match = re.match(r"([^/]+):/", url)  # also of chained URLs: cache::s3://
-    return match[1] if match else ""

@@ -159,7 +159,7 @@ class AzureStorage(RemoteStorage):
         with _natural_errors():
             for blob in self._container.walk_blobs(name_starts_with=prefix, delimiter="/"):
                 name = blob.name[len(prefix) :].strip("/")
-                # A hierarchical namespace has a blob for the directory beside what is in it.
+                # A hierarchical namespace also has a blob for the directory of what is in it.
                 found[name] = found.get(name, False) or blob.name.endswith("/")
         found.pop("", None)
         return found
@@ -209,7 +209,7 @@ def _natural_errors() -> Iterator[None]:
     except ClientAuthenticationError as exc:
         raise PermissionError(_said(exc)) from exc
     except HttpResponseError as exc:
-        if _says_taken(exc):
+        if exc.status_code == _CONDITION_FAILED or _code(exc) in _TAKEN:
             raise FileExistsError(_said(exc)) from exc
         natural = {403: PermissionError, 404: FileNotFoundError}.get(exc.status_code or 0, OSError)
         raise natural(_said(exc)) from exc
@@ -222,11 +222,6 @@ def _said(error: Any) -> str:
     code = _code(error)
     first = str(error).strip().partition("\n")[0]
     return f"{first} ({code})" if code else first
-
-
-def _says_taken(error: Any) -> bool:
-    """Return whether a request was refused because the name is taken."""
-    return error.status_code == _CONDITION_FAILED or _code(error) in _TAKEN
 
 
 def _code(error: Any) -> Any:

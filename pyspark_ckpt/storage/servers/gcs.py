@@ -48,7 +48,7 @@ class GcsStorage(RemoteStorage):
     def __init__(self, bucket: str, prefix: str = "") -> None:
         if _BUCKET.fullmatch(bucket) is None:
             raise ConfigurationError(
-                f"gs://{bucket.rpartition('@')[2]}/...: this is no bucket's name; write "
+                f"gs://{bucket.rpartition('@')[2]}/...: this is not a bucket's name; write "
                 "gs://bucket/prefix, and keep credentials in the environment"
             )
         prefix = prefix.strip("/")

@@ -126,7 +126,7 @@ class HdfsStorage(RemoteStorage):
         return False
 
     def make_directory(self, relative: str) -> None:
-        # To make a directory that exists is no error in HDFS, but to rename one to its name is.
+        # In HDFS, making a directory that exists is not an error, but renaming one to its name is.
         path = self._path(relative)
         directory, _, name = path.rpartition("/")
         temporary = f"{directory}/.{name}.{secrets.token_hex(4)}.tmp"

@@ -46,7 +46,7 @@ class FsspecStorage(RemoteStorage):
         for each in self._file_system.ls(path, detail=True):
             name = each["name"].strip("/")
             if name.startswith(prefix):
-                # There may be an object for the directory itself beside what is in it.
+                # There may also be an object for the directory itself.
                 is_directory = each["type"] == "directory" or each["name"].endswith("/")
                 name = name[len(prefix) :]
                 found[name] = found.get(name, False) or is_directory

@@ -48,7 +48,7 @@ class S3Storage(FsspecStorage):
     def __init__(self, bucket: str, prefix: str = "", scheme: str = "s3") -> None:
         if _BUCKET.fullmatch(bucket) is None:
             raise ConfigurationError(
-                f"s3://{bucket.rpartition('@')[2]}/...: this is no bucket's name: write "
+                f"s3://{bucket.rpartition('@')[2]}/...: this is not a bucket's name: write "
                 "s3://bucket/prefix, and keep credentials in the environment"
             )
         prefix = prefix.strip("/")

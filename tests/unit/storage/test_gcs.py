@@ -124,7 +124,7 @@ def test_a_bucket_that_is_not_there_is_named(gcs_url: str) -> None:
 
 @pytest.mark.parametrize("url", ["gs:///x", "gs://Upper/x", "gs://key:secret@bucket/x", "gs://"])
 def test_what_is_no_bucket_is_refused_and_no_secret_is_shown(url: str) -> None:
-    with pytest.raises(ConfigurationError, match="no bucket's name") as refused:
+    with pytest.raises(ConfigurationError, match="not a bucket's name") as refused:
         open_storage(url)
     assert "secret" not in str(refused.value)
 
