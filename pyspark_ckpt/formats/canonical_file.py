@@ -445,7 +445,7 @@ def _check(parquet: pq.ParquetFile, name: str, entries: int) -> None:
             f"{CANONICAL_FORMAT_VERSION}; upgrade pyspark_ckpt"
         )
     if version != str(CANONICAL_FORMAT_VERSION).encode():
-        raise corrupt_file(name, f"it is no canonical file of format {CANONICAL_FORMAT_VERSION}")
+        raise corrupt_file(name, f"it is not a canonical file of format {CANONICAL_FORMAT_VERSION}")
     columns = parquet.schema_arrow
     if columns.names != _COLUMNS.names or columns.types != _COLUMNS.types:
         raise corrupt_file(name, f"it has the columns {columns.names}")

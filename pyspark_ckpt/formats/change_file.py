@@ -128,7 +128,7 @@ class _Frame(NamedTuple):
 
 
 def _next_frame(source: BinaryIO, name: str) -> _Frame | None:
-    """Read the head of the frame at the file's position, and go behind the frame."""
+    """Read the head of the frame at the file's position, and move to the end of the frame."""
     length, check = _FRAME_HEADER.unpack(_read(source, _FRAME_HEADER.size, name))
     if length == 0:
         return None

@@ -48,7 +48,7 @@ DRAIN_MARKER = "_draining"
 """In the ``checkpointLocation`` while an epoch drains the query, whose watermark is not true."""
 
 DRAINED_COMMIT = "_drained"
-"""Beside the marker once that epoch has run: what Spark's commit is replaced by."""
+"""Next to the marker once that epoch has run: what Spark's commit is replaced by."""
 
 AUTHOR_NAME = "_author"
 SHARED = "shared"
@@ -281,7 +281,7 @@ class StateFile(NamedTuple):
 def state_file(name: str) -> StateFile | None:
     """Return what the name of a file says, ``None`` if no task wrote it.
 
-    The name of a temporary file, which a killed task leaves behind, says the same.
+    The name of a temporary file, which a killed task leaves, says the same.
     """
     match = _STATE_FILE.fullmatch(name)
     if match is None or (match["kind"] == "segment" and match["snapshot"] is not None):

@@ -3,7 +3,7 @@
 Records are numbered, the highest number counts, and no record is ever replaced.
 
 In the log's directory of an output path, each file names a query that writes there from then on.
-Spark ignores the files, because their names are no numbers. The first one has the name that
+Spark ignores the files, because their names are not numbers. The first one has the name that
 versions before this one give to the claim of a restored query, so that they and this one refuse
 each other's paths. It then has the query's id only.
 
@@ -100,7 +100,7 @@ class Writer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class UsedPath(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a query writes its epochs after one; `path` is ``None`` if it is no file sink."""
+    """Where a query writes its epochs after one; `path` is ``None`` if it is not a file sink."""
 
     query_id: str
     after: int

@@ -1,4 +1,4 @@
-"""The checkpoint or savepoint that a query was restored from; kept beside its checkpoints."""
+"""The checkpoint or savepoint that a query was restored from; kept next to its checkpoints."""
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ def test_a_column_whose_name_is_no_text_is_an_error() -> None:
 def test_another_parquet_file_is_refused() -> None:
     sink = io.BytesIO()
     pq.write_table(pa.table({"stored_key": [b"a"], "stored_value": [b"b"]}), sink)
-    with pytest.raises(CorruptFileError, match="no canonical file"):
+    with pytest.raises(CorruptFileError, match="not a canonical file"):
         decode(sink.getvalue(), 1)
 
 
