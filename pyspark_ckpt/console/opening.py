@@ -61,10 +61,10 @@ def open_server(
 
 
 def open_console(directory: str, *, host: str, port: int, bundle: str | None = None) -> Console:
-    """Serve a directory in a process of its own, which ends with this one; as :func:`open_server`.
+    """Serve a directory in a separate process, which ends with this one; as :func:`open_server`.
 
     It is a process because a server in this one would take turns with the threads of a driver. It
-    has a session of its own, so that its low priority counts for it only, and for all of it.
+    has a separate session, so that its low priority counts for it only, and for all of it.
     """
     process = subprocess.Popen(  # noqa: S603  # this Python, and a module of this library
         [sys.executable, "-m", SERVING, directory, host, str(port), bundle or ""],

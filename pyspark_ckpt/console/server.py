@@ -174,7 +174,7 @@ def _add_query_pages(
         before = request.args.get("before", type=int)
         summary, timeline = summary_of(place, site.now_ms()), timeline_of(place, before)
         slowest = slowest_epoch(place, timeline)
-        # Beside older checkpoints, one of these would be named as the last before something.
+        # Next to older checkpoints, one of these would be named as the last before something.
         ways = ways_back(place, timeline, slowest) if before is None else None
         links = directory.links(summary.origin)
         return pages.query_page(site, summary, timeline, slowest, ways, links)
@@ -307,8 +307,8 @@ def _listening_at(host: str, port: int) -> list[socket.socket]:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, ValueError) as exc:  # which says no more than that the name is not known
         raise ConfigurationError(
-            f"the console cannot listen at {host!r}: it is no address, and no name that is known "
-            "here; 0.0.0.0 stands for all addresses of this machine"
+            f"the console cannot listen at {host!r}: it is neither an address nor a name that is "
+            "known here; 0.0.0.0 stands for all addresses of this machine"
         ) from exc
     addresses = list(dict.fromkeys((each[0], each[4]) for each in found))
     for _ in range(_TRIES - 1 if port == 0 else 0):

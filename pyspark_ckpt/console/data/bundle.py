@@ -236,7 +236,7 @@ def unpack_bundle(path: str, directory: Path) -> BundleIndex:
                 if member.filename == INDEX_NAME:
                     continue
                 if not is_member_name(member.filename):
-                    raise _no_bundle(path, f"{member.filename[:120]!r} is no name of a bundle")
+                    raise _no_bundle(path, f"{member.filename[:120]!r} is not a name of a bundle")
                 target.write(member.filename, [file.read(member)])
             target.write(INDEX_NAME, [msgspec.json.encode(index)])
     except CorruptFileError:
@@ -273,7 +273,7 @@ def _index(path: str, data: bytes) -> BundleIndex:
 
 def _no_bundle(path: str, what: Any) -> CorruptFileError:
     return CorruptFileError(
-        f"{path} is no bundle of pyspark_ckpt ({what}): make one with `pyspark-ckpt bundle`"
+        f"{path} is not a bundle of pyspark_ckpt ({what}): make one with `pyspark-ckpt bundle`"
     )
 
 
@@ -375,7 +375,7 @@ def _names(storage: Storage, directory: str) -> list[str]:
 def _file(storage: Storage, name: str, cut: Callable[[bytes], bytes] = bytes) -> Iterator[Members]:
     try:
         content = storage.read_start(name, MAX_RECORD_BYTES + 1)
-    except (OSError, CkptError):  # it is not there, or was deleted meanwhile
+    except (OSError, CkptError):  # it is not there, or was just deleted
         return
     if len(content) <= MAX_RECORD_BYTES:  # no reader takes a larger one
         yield {name: cut(content)}

@@ -1,4 +1,4 @@
-"""What the first page says of each query beside its summary: skew, growth, unneeded files.
+"""What the first page says of each query in addition to its summary: skew, growth, unneeded files.
 
 The other pages say the same in full, from the same functions. Here the cost has bounds:
 

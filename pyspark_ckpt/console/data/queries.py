@@ -107,7 +107,7 @@ def summary_of(place: QueryPlace, now_ms: int) -> QuerySummary:
     first = runs.first_start()
     return QuerySummary(
         place=place,
-        query_id=started.query_id if started else _id_in(metadata),
+        query_id=started.query_id if started else metadata.query_id if metadata else None,
         name=_name(started, metadata),
         run=run,
         made_by=None if first is None else first.started_by,
@@ -142,10 +142,6 @@ def summary_or_problem(place: QueryPlace, now_ms: int) -> QuerySummary:
             rolled_back=(),
             problems=(str(exc),),
         )
-
-
-def _id_in(metadata: CheckpointMetadata | None) -> str | None:
-    return None if metadata is None else metadata.query_id
 
 
 def _name(started: RunStarted | None, metadata: CheckpointMetadata | None) -> str | None:

@@ -319,7 +319,7 @@ def _row(handle: Handle, before: Handle | None, *, has_before: bool) -> SubtaskR
 KEPT_FILES_NAME = "_files.json"
 
 
-"""What a bundle has beside a query's checkpoints, because it has no data files."""
+"""What a bundle has next to a query's checkpoints, because it has no data files."""
 
 
 CHECKPOINTS_READ = 100
@@ -405,7 +405,7 @@ def _measured(storage: Storage, path: str) -> MeasuredFile:
     local = storage.local_path(path)
     try:
         changed_at_ms = None if local is None else local.stat().st_mtime_ns // 1_000_000
-    except FileNotFoundError:  # deleted meanwhile
+    except FileNotFoundError:  # it was just deleted
         changed_at_ms = None
     return MeasuredFile(
         path, storage.size_bytes(path), changed_at_ms, None if file is None else file.epoch

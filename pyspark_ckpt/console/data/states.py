@@ -368,7 +368,9 @@ def _value(field: pa.Field, text: str | None) -> Any:
             return bytes.fromhex(text)
         return pa.array([text], pa.string()).cast(field.type)[0].as_py()
     except (pa.ArrowException, ValueError) as exc:
-        raise StateUseError(f"{text[:80]!r} is no {field.type} for {field.name!r}: {exc}") from exc
+        raise StateUseError(
+            f"{text[:80]!r} cannot be read as {field.type} for {field.name!r}: {exc}"
+        ) from exc
 
 
 def _sampled(view: TableView) -> tuple[pa.Table, bool]:
@@ -443,7 +445,7 @@ def _heaviest(
         for row in rows.to_pylist():
             key = tuple(row[name] for name in keys)
             if key not in known:
-                has_grown = row["__bytes_count"] > 1  # one row is no growth, and a look is dear
+                has_grown = row["__bytes_count"] > 1  # one row is not growth, and a look is slow
                 limit.rest()
                 is_asked = has_grown and not limit.is_over
                 known[key] = (  # with expired entries, as the sample
@@ -597,7 +599,7 @@ class Growth:
         return self.trends[0] if self.trends and _rate(self.trends[0]) > 0 else None
 
     def is_material(self, trend: Trend) -> bool:
-        """Return whether a state's growth matters beside the growth of the fastest state."""
+        """Return whether a state's growth matters compared with the growth of the fastest state."""
         fastest = self.fastest
         return fastest is not None and _rate(trend) >= _MATERIAL_SHARE * _rate(fastest)
 

@@ -19,7 +19,7 @@ _MIN_BAR = 1.5
 _MIN_MARK = 4.0
 """The width of a failure in a time chart: it took no time, and shall be seen."""
 
-_CUT = 5
+_CUT_HEIGHT = 5
 FAILED = "aborted"
 """The style of what failed."""
 
@@ -97,7 +97,7 @@ def style_of(number: int) -> str:
 def stacked_bars(
     title: str, bars: Sequence[Bar], parts: Sequence[str], text: Callable[[float], str]
 ) -> Chart:
-    """Return a chart of stacked bars, one beside the other.
+    """Return a chart of stacked bars, one next to the other.
 
     `bars` are drawn from left to right, and `parts` from bottom to top.
     """
@@ -120,7 +120,7 @@ def stacked_bars(
             )
         if bar.total > most:
             shown = f"{bar.name}: cut, it has {text(bar.total)}"
-            boxes.append(Box(x, 0, width, _CUT, "cut", shown, bar.href))
+            boxes.append(Box(x, 0, width, _CUT_HEIGHT, "cut", shown, bar.href))
     legend = {name: style_of(number) for number, name in enumerate(parts)}
     if any(box.style == "cut" for box in boxes):
         legend["cut: longer than it is drawn"] = "cut"
@@ -216,7 +216,7 @@ class Node:
 
 
 def tree_chart(title: str, nodes: Sequence[Node]) -> Chart:
-    """Return a tree: each node in a row of its own, behind its parent, with a line to it.
+    """Return a tree: each node in its own row, to the right of its parent, with a line to it.
 
     In `nodes`, each node must come after its parent.
     """

@@ -16,7 +16,7 @@ from pyspark_ckpt.console.data.planned import plan_rows, plan_summary
 from pyspark_ckpt.console.data.queries import QueryIdentity, QuerySummary
 from pyspark_ckpt.console.data.slow_epochs import SlowEpoch, WaysBack, checkpoint_with
 from pyspark_ckpt.console.data.snapshots import COLUMN_MEANINGS, COLUMNS, KeptFiles, SnapshotPage
-from pyspark_ckpt.console.data.states import Growth, StatePage
+from pyspark_ckpt.console.data.states import StatePage
 from pyspark_ckpt.console.data.timeline import (
     OPERATOR_PHASES,
     PHASE_MEANINGS,
@@ -121,7 +121,7 @@ def query_page(
     ways: WaysBack | None,
     links: OriginLinks,
 ) -> str:
-    """Return the page of one query; `ways` is ``None`` beside a part of its checkpoints."""
+    """Return the page of one query; `ways` is ``None`` on a page of a part of its checkpoints."""
     by_time = sorted(timeline.epochs, key=lambda row: row.record.duration_ms, reverse=True)
     return site.page(
         "query.html",
@@ -214,13 +214,15 @@ def source_positions(metadata: CheckpointMetadata) -> list[tuple[str, str]]:
 def state_page_html(site: Site, place: QueryPlace, page: StatePage) -> str:
     """Return the page of a query's states."""
     entries = page.entries
+    series = {trend.name: trend.sizes for trend in page.growth.trends}
+    chart = line_chart("Size by state", series, bytes_text) if series else None
     return site.page(
         "state.html",
         f"State of {page.name}",
         query=place,
         tab="state",
         problems=page.problems,
-        chart=_growth_chart(page.growth) if page.growth.trends else None,
+        chart=chart,
         growth=page.growth,
         samples=page.samples,
         states=page.states,
@@ -232,11 +234,6 @@ def state_page_html(site: Site, place: QueryPlace, page: StatePage) -> str:
         entries=entries,
         rows=[] if entries is None else [_shown(row) for row in entries.rows],
     )
-
-
-def _growth_chart(growth: Growth) -> Chart:
-    series = {trend.name: trend.sizes for trend in growth.trends}
-    return line_chart("Size by state", series, bytes_text)
 
 
 def _shown(row: dict[str, Any]) -> dict[str, str | None]:

@@ -299,7 +299,7 @@ def test_a_hostile_bundle_writes_nothing_elsewhere(tmp_path: Path, name: str) ->
     with zipfile.ZipFile(path, "w") as file:
         file.writestr("bundle.json", '{"version": 1, "root": "x"}')
         file.writestr(name, b"x")
-    with pytest.raises(CorruptFileError, match="no name of a bundle"):
+    with pytest.raises(CorruptFileError, match="not a name of a bundle"):
         unpack_bundle(str(path), tmp_path / "in" / "unpacked")
     assert not list(tmp_path.rglob("outside"))
 
@@ -321,7 +321,7 @@ def test_a_damaged_bundle_is_refused(root: LocalStorage, tmp_path: Path, cut: sl
     path = tmp_path / "some.bundle"
     write_bundle(root, find_places(root), path)
     path.write_bytes(path.read_bytes()[cut])
-    with pytest.raises(CorruptFileError, match="is no bundle"):
+    with pytest.raises(CorruptFileError, match="is not a bundle"):
         unpack_bundle(str(path), tmp_path / "unpacked")
 
 

@@ -152,7 +152,7 @@ def test_a_bundle_with_the_address_of_a_server_is_refused(tmp_path: Path, name: 
     with zipfile.ZipFile(path, "w") as file:
         file.writestr(bundle.INDEX_NAME, b'{"version":1,"root":"/x"}')
         file.writestr(name, b'{"type":"zookeeper","quorum":"127.0.0.1:1","node":"/a"}')
-    with pytest.raises(CorruptFileError, match="no name of a bundle"):
+    with pytest.raises(CorruptFileError, match="not a name of a bundle"):
         unpack_bundle(str(path), tmp_path / "unpacked")
     assert not [each for each in (tmp_path / "unpacked").rglob("*") if each.is_file()]
 

@@ -122,8 +122,8 @@ def test_a_directory_that_cannot_be_opened_is_an_error_that_says_why(
         ("missing", "there is no .*missing: give a query's"),
         ("memory://of-no-query/x", "there is no memory://of-no-query/x: give"),
         ("foo://bar/x", "foo:// is not supported"),
-        ("cut.bundle", "cut.bundle is no bundle of pyspark_ckpt"),
-        ("notes.txt", "notes.txt is no bundle of pyspark_ckpt"),
+        ("cut.bundle", "cut.bundle is not a bundle of pyspark_ckpt"),
+        ("notes.txt", "notes.txt is not a bundle of pyspark_ckpt"),
     ],
 )
 def test_what_cannot_be_shown_is_not_served(
