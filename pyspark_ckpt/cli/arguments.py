@@ -342,7 +342,7 @@ def _prove(
     prove = _command(
         commands,
         "prove",
-        "run a candidate beside a running query, and compare output and states epoch by epoch; "
+        "run a candidate next to a running query, and compare output and states epoch by epoch; "
         "exit with 1 if they differ, with 2 if not all was compared, or on errors",
         "pyspark-ckpt prove /data/flights/checkpoint job.py:build new.py:build --epochs 20\n"
         "pyspark-ckpt prove /data/flights/checkpoint job.py:build new.py:build \\\n"

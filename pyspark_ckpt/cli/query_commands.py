@@ -91,8 +91,8 @@ def _wait_until_taken(files: RequestFiles, request_id: str, pick_up_s: float) ->
             raise CheckpointAbortedError(
                 f"no query took request {request_id} within {pick_up_s:g} s, so it is withdrawn. "
                 "No query runs with this checkpoints directory, the query is busy with a "
-                "checkpoint, or its driver's user may not write beside the request, which its log "
-                "says. Start the query, raise --pick-up-timeout, or give the right"
+                "checkpoint, or its driver's user may not write next to the request, which its "
+                "log says. Start the query, raise --pick-up-timeout, or give the right"
             )
         time.sleep(_POLL_SECONDS)
 

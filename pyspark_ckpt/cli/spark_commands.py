@@ -65,8 +65,8 @@ def prove(arguments: Namespace) -> Result:
     parallelism = parallelism_at(location)
     if parallelism is None:
         raise CheckpointNotFoundError(
-            f"{location.url} is no checkpointLocation of a query with a committed epoch: give the "
-            "location of a query that runs"
+            f"{location.url} is not the checkpointLocation of a query with a committed epoch: give "
+            "the location of a query that runs"
         )
     with (
         local_session(arguments.conf) as spark,
@@ -84,7 +84,7 @@ def prove(arguments: Namespace) -> Result:
                     found.stop()
             except Exception:
                 if not found.report.epochs:
-                    raise  # else the report says what failed, beside what was found before
+                    raise  # else the report says what failed, and what was found before
         report = found.report
     return reported(report, None if arguments.html is None else Path(arguments.html))
 

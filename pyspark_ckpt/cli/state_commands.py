@@ -187,8 +187,8 @@ def _key_value(field: pa.Field, text: str | None) -> Any:
         return pa.array([text], pa.string()).cast(field.type)[0].as_py()
     except (ValueError, pa.ArrowException) as exc:
         raise ConfigurationError(
-            f"--key {text!r} is no {field.type} for the key column {field.name!r} ({exc}); keys of "
-            "nested types are read in Python, with open_state"
+            f"--key {text!r} cannot be read as {field.type} for the key column {field.name!r} "
+            f"({exc}); keys of nested types are read in Python, with open_state"
         ) from exc
 
 
@@ -205,7 +205,8 @@ def _shown(schema: pa.Schema, rows: Iterator[Row], arguments: Namespace) -> Resu
     if limit is not None:
         rows = _first(rows, limit)
     if arguments.json:
-        return Result({"schema": _schema(schema), "rows": list(map(plain, rows))}, "")
+        types = {field.name: str(field.type) for field in schema}
+        return Result({"schema": types, "rows": list(map(plain, rows))}, "")
     if format_ == "parquet":
         batch = pa.Table.from_pylist(list(rows), schema)
         with whole_file(arguments.output) as path:
@@ -230,7 +231,7 @@ def _as_text(schema: pa.Schema, rows: Iterable[Row]) -> Iterator[str]:
 
 def _text_of(names: Sequence[str], rows: Iterable[Row]) -> str:
     """Return rows as aligned columns; no column goes through a type of pandas, which has no null
-    beside a long.
+    next to a long.
     """
     cells = [[_cell(value) for value in plain(row).values()] for row in rows]
     return f"{text_table(names, cells)}\n" if cells else "no rows\n"
@@ -289,10 +290,6 @@ def _as_parquet(view: TableView, arguments: Namespace) -> Result:
 
 def _written(path: str, rows: int) -> Result:
     return Result({"output": path, "rows": rows}, f"{path}: {rows} rows\n")
-
-
-def _schema(schema: pa.Schema) -> dict[str, str]:
-    return {field.name: str(field.type) for field in schema}
 
 
 def plain(value: Any) -> Any:

@@ -180,7 +180,7 @@ def test_a_binary_key_is_given_in_hex(run: Run, odd: str) -> None:
     found = json.loads(run(*of_key, key[0].hex(), "--key", key[1]))
     assert (found["id"], found["n"]) == (key[0].hex(), len(key[1]))
     message = run(*of_key, "not hex", "--key", "x", code=1)
-    assert "--key 'not hex' is no binary for the key column 'id'" in message
+    assert "--key 'not hex' cannot be read as binary for the key column 'id'" in message
 
 
 def test_a_null_is_no_empty_text(
