@@ -87,7 +87,7 @@ _TEXTS = {
         "The storage refused an operation, also after several tries.",
         (
             "Read the storage's own message: rights, credentials, a full disk, or a server that is "
-            "down. The query continues meanwhile."
+            "down. The query continues in the meantime."
         ),
     ),
     AbortReason.SUBSUMED: (

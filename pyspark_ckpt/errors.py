@@ -61,7 +61,7 @@ class CkptError(Exception):
 
     def append(self, text: str) -> None:
         """Append text to the message."""
-        if isinstance(self, PySparkException):  # which shows what it has beside the arguments
+        if isinstance(self, PySparkException):  # which shows its own copy of the message
             vars(self)["_message"] += text
         else:
             self.args = (f"{self}{text}", *self.args[1:])

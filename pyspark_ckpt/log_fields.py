@@ -1,7 +1,7 @@
 """Loggers whose records have ids as fields: query, checkpoint, epoch, operator and subtask.
 
-A thread sets the fields for what it does. Each record that the library logs meanwhile has them as
-attributes: ``ckpt_query``, ``ckpt_checkpoint``, ``ckpt_epoch``, ``ckpt_operator`` and
+A thread sets the fields for what it does. Each record that the library logs while they are set has
+them as attributes: ``ckpt_query``, ``ckpt_checkpoint``, ``ckpt_epoch``, ``ckpt_operator`` and
 ``ckpt_subtask``, which are ``None`` where there is no such id.
 """
 

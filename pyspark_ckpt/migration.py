@@ -50,17 +50,14 @@ class Migration:
         for name, function in (("value", self.value), ("key", self.key)):
             if function is not None and not callable(function):
                 raise PlanError(
-                    f"Migration: {name}={function!r} is no function; give one that takes the "
+                    f"Migration: {name}={function!r} is not a function; give one that takes the "
                     "stored Row and returns a tuple"
                 )
-        if self.renamed_from is not None and not _is_name(self.renamed_from):
+        old: object = self.renamed_from
+        if old is not None and (not isinstance(old, str) or not old):
             raise PlanError(
-                f"Migration: renamed_from={self.renamed_from!r} is no name; give the stored name "
-                "of the state as text"
+                f"Migration: renamed_from={self.renamed_from!r} is not a name; give the stored "
+                "name of the state as text"
             )
         if self.value is None and self.key is None and self.renamed_from is None:
             raise PlanError("Migration: nothing is given; give value=, key= or renamed_from=")
-
-
-def _is_name(name: object) -> bool:
-    return isinstance(name, str) and name != ""

@@ -20,7 +20,6 @@ from pyspark_ckpt.storage.open import Storage, open_storage
 from pyspark_ckpt.stores.open import find_store
 from pyspark_ckpt.stores.reader_pins import name_subsumed
 
-_CONF = "spark.sql."
 _PLAIN_VALUE = re.compile(r"[A-Za-z0-9_+-]{0,64}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]")
 _LINES_BEFORE_OFFSETS = 2
@@ -99,7 +98,7 @@ class RestoreSource:
         return {
             key: value
             for key, value in self.spark_conf.items()
-            if key.startswith(_CONF)
+            if key.startswith("spark.sql.")
             and (
                 _PLAIN_VALUE.fullmatch(value)
                 or (key == STATE_STORE_PROVIDER and value in STATE_STORE_PROVIDERS)

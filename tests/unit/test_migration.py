@@ -29,11 +29,11 @@ def test_any_part_alone_is_a_migration(parts: dict[str, Any]) -> None:
     ("parts", "message"),
     [
         ({}, r"nothing is given; give value=, key= or renamed_from="),
-        ({"value": "x"}, r"value='x' is no function"),
-        ({"value": cents, "key": 1}, r"key=1 is no function"),
-        ({"renamed_from": ""}, r"renamed_from='' is no name"),
-        ({"renamed_from": 7}, r"renamed_from=7 is no name"),
-        ({"renamed_from": cents}, r"renamed_from=.* is no name"),
+        ({"value": "x"}, r"value='x' is not a function"),
+        ({"value": cents, "key": 1}, r"key=1 is not a function"),
+        ({"renamed_from": ""}, r"renamed_from='' is not a name"),
+        ({"renamed_from": 7}, r"renamed_from=7 is not a name"),
+        ({"renamed_from": cents}, r"renamed_from=.* is not a name"),
     ],
 )
 def test_anything_else_is_refused(parts: dict[str, Any], message: str) -> None:
