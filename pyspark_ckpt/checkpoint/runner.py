@@ -490,7 +490,7 @@ class AttemptSteps:
         checkpoint_id = attempt.checkpoint_id
         with self._guard:
             if self._machine.state_of(checkpoint_id) is not CheckpointState.COLLECTING:
-                raise _ended(attempt)  # it expired before its turn
+                raise _aborted_before(attempt)  # it expired before its turn
         attempt.step = "making its directory"
         self._reserve(checkpoint_id)
         attempt.step = "gathering handles, offsets and source logs"
@@ -509,7 +509,7 @@ class AttemptSteps:
         completed = CompletedCheckpoint.of(checkpoint_id, path, metadata, self._new_requests())
         with self._guard:
             if not self._machine.published(checkpoint_id):
-                raise _ended(attempt)  # the next start decides
+                raise _aborted_before(attempt)  # the next start decides
         self._note(completed)
         return completed
 
@@ -541,12 +541,12 @@ class AttemptSteps:
                     AbortReason.NOT_ACKNOWLEDGED,
                 )
             if not self._machine.publish(attempt.checkpoint_id):
-                raise _ended(attempt)
+                raise _aborted_before(attempt)
             self._files.remember(attempt.checkpoint_id, metadata)
             attempt.step = "writing its _metadata, which may have been written: nothing is deleted"
 
 
-def _ended(attempt: Attempt) -> CheckpointAbortedError:
+def _aborted_before(attempt: Attempt) -> CheckpointAbortedError:
     return CheckpointAbortedError(
         f"chk-{attempt.checkpoint_id} was aborted before", AbortReason.EXPIRED
     )

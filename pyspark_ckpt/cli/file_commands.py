@@ -41,20 +41,20 @@ def list_checkpoints(arguments: Namespace) -> Result:
     directory = open_storage(arguments.path)
     has_savepoints = any(is_savepoint_name(name) for name in directory.list())
     if has_savepoints and (found := savepoint_entries(directory, LEVELS)):
-        return _listed(found)
+        return _savepoints_result(found)
     try:
         storage = find_checkpoints_directory(arguments.path)
     except CheckpointNotFoundError:
         savepoints = savepoint_entries(directory, LEVELS)
         if not savepoints:
             raise
-        return _listed(savepoints)
+        return _savepoints_result(savepoints)
     with closing(find_store(storage)) as store:
         frame = as_frame(entries_of(store))[_OF_A_CHECKPOINT]
     return Result({"checkpoints": records(frame)}, table(frame, "no checkpoints"))
 
 
-def _listed(savepoints: list[HistoryEntry]) -> Result:
+def _savepoints_result(savepoints: list[HistoryEntry]) -> Result:
     frame = as_frame(savepoints, _OF_A_SAVEPOINT)
     text = table(frame, "")
     begun = EntryStatus.BEGUN
@@ -93,7 +93,7 @@ def show(arguments: Namespace) -> Result:
     """Show the content of a checkpoint or savepoint."""
     directory = open_storage(arguments.path)
     metadata = read_metadata(directory)
-    fields = _described(metadata)
+    fields = _description(metadata)
     if metadata.is_savepoint:  # a checkpoint has the size that `list` shows
         fields["size_bytes"] = size_on_disk_bytes(directory, metadata)
         fields["format"] = format_of(metadata)
@@ -175,7 +175,7 @@ def _readable(fields: dict[str, Any]) -> dict[str, Any]:
     return dict(kept)
 
 
-def _described(metadata: CheckpointMetadata) -> dict[str, Any]:
+def _description(metadata: CheckpointMetadata) -> dict[str, Any]:
     return {
         "kind": metadata.kind,
         "checkpoint_id": metadata.checkpoint_id,

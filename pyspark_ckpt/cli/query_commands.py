@@ -44,13 +44,13 @@ def promote(arguments: Namespace) -> Result:
 
 def discard(arguments: Namespace) -> Result:
     """Request that the query's shadows are discarded."""
-    answered, _ = _answered(arguments, Action.DISCARD, drain=False)
+    answered, _ = _post_and_wait(arguments, Action.DISCARD, drain=False)
     fields = {"request": answered, "discarded": True}
     return Result(fields, facts(fields))
 
 
 def _request(arguments: Namespace, action: Action, *, drain: bool) -> Result:
-    request_id, answer = _answered(arguments, action, drain=drain)
+    request_id, answer = _post_and_wait(arguments, action, drain=drain)
     made = msgspec.structs.asdict(answer)
     fields = {"request": request_id} | {
         name: made[name] for name in ("path", "epoch", "size_bytes", "files")
@@ -58,7 +58,7 @@ def _request(arguments: Namespace, action: Action, *, drain: bool) -> Result:
     return Result(fields, facts(fields))
 
 
-def _answered(arguments: Namespace, action: Action, *, drain: bool) -> tuple[str, Answer]:
+def _post_and_wait(arguments: Namespace, action: Action, *, drain: bool) -> tuple[str, Answer]:
     """Post a request, and return its id and the answer to it."""
     files = RequestFiles(find_checkpoints_directory(arguments.location))
     now = now_ms()

@@ -73,13 +73,13 @@ def state(arguments: Namespace) -> Result:
     with ExitStack() as opened:
         snapshot = opened.enter_context(open_state(arguments.path))
         if arguments.state is None and not arguments.timers:
-            return _listed(snapshot, arguments.operator)
+            return _states_result(snapshot, arguments.operator)
         view = _view(snapshot, arguments)
         if arguments.key and isinstance(view, StateView):
-            return _shown(view.schema, iter(_of_one_key(view, arguments.key)), arguments)
+            return _rows_result(view.schema, iter(_of_one_key(view, arguments.key)), arguments)
         if arguments.format == "parquet":
             return _as_parquet(view, arguments)
-        result = _shown(view.schema, _rows(view.to_arrow()), arguments)
+        result = _rows_result(view.schema, _rows(view.to_arrow()), arguments)
         # The parts are read while they are printed.
         return replace(result, parts=_followed_by(result.parts, opened.pop_all().close))
 
@@ -111,7 +111,7 @@ def _followed_by(parts: Iterable[str], close: Callable[[], None]) -> Iterator[st
         close()
 
 
-def _listed(snapshot: Snapshot, operator: str | None) -> Result:
+def _states_result(snapshot: Snapshot, operator: str | None) -> Result:
     frame = snapshot.states()
     if operator is not None:
         if operator not in snapshot.operators:
@@ -197,7 +197,7 @@ def _rows(reader: pa.RecordBatchReader) -> Iterator[Row]:
         yield from python_rows(batch)
 
 
-def _shown(schema: pa.Schema, rows: Iterator[Row], arguments: Namespace) -> Result:
+def _rows_result(schema: pa.Schema, rows: Iterator[Row], arguments: Namespace) -> Result:
     limit = arguments.limit
     format_ = arguments.format or "table"
     if limit is None and format_ == "table" and not arguments.json:
@@ -211,7 +211,7 @@ def _shown(schema: pa.Schema, rows: Iterator[Row], arguments: Namespace) -> Resu
         batch = pa.Table.from_pylist(list(rows), schema)
         with whole_file(arguments.output) as path:
             pq.write_table(batch, path)
-        return _written(arguments.output, len(batch))
+        return _file_result(arguments.output, len(batch))
     parts = {"table": _as_text, "json": _as_json, "csv": _as_csv}[format_](schema, rows)
     if arguments.output is None:
         return Result({}, "", parts=parts, is_data=format_ != "table")
@@ -285,10 +285,10 @@ def _as_parquet(view: TableView, arguments: Namespace) -> Result:
             rows += len(part)
             if left is not None and rows >= left:
                 break
-    return _written(arguments.output, rows)
+    return _file_result(arguments.output, rows)
 
 
-def _written(path: str, rows: int) -> Result:
+def _file_result(path: str, rows: int) -> Result:
     return Result({"output": path, "rows": rows}, f"{path}: {rows} rows\n")
 
 

@@ -48,7 +48,7 @@ class Capture:
         epochs: int | Iterable[int],
         uid: str | None = None,
     ) -> None:
-        self.epochs = _checked(epochs)
+        self.epochs = _epoch_numbers(epochs)
         self._uid = uid
         self._storage = checkpoints
         self._log = log
@@ -199,7 +199,7 @@ class _Chunks:
         return data
 
 
-def _checked(epochs: int | Iterable[int]) -> list[int]:
+def _epoch_numbers(epochs: int | Iterable[int]) -> list[int]:
     numbers = [epochs] if isinstance(epochs, int) else list(epochs)
     if not numbers or not all(
         isinstance(each, int) and 0 <= each <= _LAST_EPOCH for each in numbers

@@ -92,7 +92,7 @@ def history(path: str) -> History:
         entries = [*entries_of(store), *_log_entries(storage)]
         parks = _parks(store)
     frame = as_frame(sorted(entries, key=HistoryEntry.order))
-    parked = _parked(storage) if parks else {}
+    parked = _parked_by_checkpoint(storage) if parks else {}
     numbers = frame["checkpoint_id"].where(frame["kind"] == EntryKind.CHECKPOINT.value)
     for place, name in enumerate(("parked_keys", "parked_rows")):
         counts = {number: each[place] for number, each in parked.items()}
@@ -113,7 +113,7 @@ def _parks(store: CompletedCheckpointStore) -> bool:
     return False
 
 
-def _parked(storage: Storage) -> dict[int, tuple[int, int]]:
+def _parked_by_checkpoint(storage: Storage) -> dict[int, tuple[int, int]]:
     """Return the parked keys and rows of each recorded checkpoint."""
     return {
         each.checkpoint_id: (

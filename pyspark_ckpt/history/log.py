@@ -119,7 +119,7 @@ def checkpoint_entries(
                 reason=str(metadata),
             )
             continue
-        yield _completed(number, path, metadata, before)
+        yield _completed_entry(number, path, metadata, before)
         before = metadata
 
 
@@ -170,7 +170,7 @@ def restart_entry(
     )
 
 
-def _completed(
+def _completed_entry(
     checkpoint_id: int, path: str, metadata: CheckpointMetadata, before: CheckpointMetadata | None
 ) -> HistoryEntry:
     sizes = sizes_of(metadata, before)
@@ -242,7 +242,11 @@ class HistoryLog(CheckpointListener):
 
     def begun(self) -> dict[str, HistoryEntry]:
         """Return the savepoints that are not complete, by the names of their entries."""
-        return {name: entry for name, entry in self._named() if entry.status is EntryStatus.BEGUN}
+        return {
+            name: entry
+            for name, entry in self._newest_entries()
+            if entry.status is EntryStatus.BEGUN
+        }
 
     def note_savepoint(self, savepoint: Savepoint) -> None:
         """Write an entry for a completed savepoint."""
@@ -254,9 +258,9 @@ class HistoryLog(CheckpointListener):
 
     def entries(self, most: int = KEPT) -> list[HistoryEntry]:
         """Return the newest entries, oldest first unless the clock jumped between checkpoints."""
-        return [entry for _, entry in self._named(most)]
+        return [entry for _, entry in self._newest_entries(most)]
 
-    def _named(self, most: int = KEPT) -> Iterator[tuple[str, HistoryEntry]]:
+    def _newest_entries(self, most: int = KEPT) -> Iterator[tuple[str, HistoryEntry]]:
         names = [name for name in self._storage.list(HISTORY) if name.endswith(".json")]
         for name in names[-most:]:
             if (entry := self._read(name)) is not None:

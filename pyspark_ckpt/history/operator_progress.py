@@ -50,10 +50,10 @@ def operator_progress(
             for name, field in _PHASES.items()
         },
         "numRequests": sum(each.requests or 0 for each in metrics),
-        "numParkedKeys": _parked(handles, "parked_keys"),
-        "numParkedRows": _parked(handles, "parked_rows"),
+        "numParkedKeys": _sum_over_subtasks(handles, "parked_keys"),
+        "numParkedRows": _sum_over_subtasks(handles, "parked_rows"),
         "numPandasHandOvers": sum(each.pandas_hand_overs or 0 for each in metrics),
-        **_counted([handle.counts or None for handle in handles]),
+        **_extrapolated_sizes([handle.counts or None for handle in handles]),
         "subtasks": [
             {"subtask": handle.subtask, "epoch": handle.epoch, **_state_size(handle)}
             for handle in handles
@@ -61,7 +61,7 @@ def operator_progress(
     }
 
 
-def _parked(handles: Sequence[Handle], field: str) -> int:
+def _sum_over_subtasks(handles: Sequence[Handle], field: str) -> int:
     """Return the sum over all subtasks, also those that Spark did not call in the epoch."""
     metrics = [handle.metrics for handle in handles if handle.metrics is not None]
     return sum(getattr(each, field) or 0 for each in metrics)
@@ -85,7 +85,7 @@ def slowest_phases(handles: Sequence[Handle]) -> list[EpochPhases]:
     ]
 
 
-def _counted(counts: Sequence[StateCounts | None]) -> dict[str, Any]:
+def _extrapolated_sizes(counts: Sequence[StateCounts | None]) -> dict[str, Any]:
     """Return the sizes of the states, extrapolated from the key groups that were counted.
 
     They are ``None`` until every subtask has counted.

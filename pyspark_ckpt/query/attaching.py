@@ -208,7 +208,7 @@ def _runs(query: CheckpointedQuery) -> bool:
 
 def _taken_up(spark: SparkSession, query: str) -> CheckpointedQuery:
     try:
-        found = _recorded(spark, query) if is_connect(spark) else None
+        found = _find_running(spark, query) if is_connect(spark) else None
     except PySparkException as exc:
         if not connect.is_unknown_session(exc):
             raise
@@ -221,10 +221,10 @@ def _taken_up(spark: SparkSession, query: str) -> CheckpointedQuery:
             f"no query {query!r} of pyspark_ckpt runs in this session: start it again from its "
             "checkpointLocation, or open the session that it runs in, by its session_id"
         )
-    return _attached(spark, *found)
+    return _attach(spark, *found)
 
 
-def _recorded(
+def _find_running(
     spark: SparkSession, query: str
 ) -> tuple[SparkSession, StreamingQuery, QueryRecord] | None:
     """Return the running query with an id or a name, its session and its record."""
@@ -234,7 +234,7 @@ def _recorded(
     return active[0] if active else None
 
 
-def _attached(
+def _attach(
     spark: SparkSession, session: SparkSession, query: StreamingQuery, record: QueryRecord
 ) -> CheckpointedQuery:
     log = SparkLog(open_storage(record.location))

@@ -402,7 +402,7 @@ class QueryStart:
             files = self._files_of(query.id, query.name)
             store = claim_store(RetryingStorage(files.storage), self._settings, query.id)
             self._location.note_sink()
-            return self._coordinated(query, origin, files, store)
+            return self._query_with_coordinator(query, origin, files, store)
         except BaseException:
             # The caller would have no query to stop.
             in_another_thread(query.stop, not_stopped(self._location.storage.url))
@@ -424,7 +424,7 @@ class QueryStart:
             given_names=self._sources.names,
         )
 
-    def _coordinated(
+    def _query_with_coordinator(
         self,
         query: StreamingQuery,
         origin: Origin | None,

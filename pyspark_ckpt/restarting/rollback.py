@@ -228,7 +228,7 @@ def _rolled_back(
         check_still_ours = partial(_check_still_ours, location, store, query_id, found_id)
         _clear_leftovers(location, place.root, check_still_ours)
         try:
-            wanted = _prepared(spark, place, to, query_id, source)
+            wanted = _prepare(spark, place, to, query_id, source)
         except Exception:
             check_still_ours()  # another rollback removes what was staged here as a leftover
             raise
@@ -280,7 +280,7 @@ def _finish_interrupted(location: Storage, to: str) -> Rollback | None:
     return Rollback(location.url, to, location.url_of(begun.kept))
 
 
-def _prepared(
+def _prepare(
     spark: SparkSession,
     place: CheckpointsPlace,
     to: str,
@@ -351,14 +351,14 @@ def _source(location: Storage, checkpoints: Storage, to: str, query_id: str) -> 
     if checkpoint_id_of(to) is None:
         raise RestoreError(
             f"{location.url} cannot be rolled back to {to!r}: give the name of a retained "
-            f"checkpoint of the query that ran there ({_retained(checkpoints)})"
+            f"checkpoint of the query that ran there ({_names_of_retained(checkpoints)})"
         )
     try:
         source = RestoreSource(checkpoints.url_of(to))
     except CheckpointNotFoundError as exc:
         raise CheckpointNotFoundError(
             f"{location.url} has no complete checkpoint {to}: give the name of a retained one "
-            f"({_retained(checkpoints)})"
+            f"({_names_of_retained(checkpoints)})"
         ) from exc
     if source.metadata.query_id != query_id:
         raise RestoreError(
@@ -384,7 +384,7 @@ def _check_input(
         raise error
 
 
-def _retained(checkpoints: Storage) -> str:
+def _names_of_retained(checkpoints: Storage) -> str:
     with closing(find_store(checkpoints)) as store:
         return ", ".join(map(checkpoint_name, store.ids())) or "there is none"
 
@@ -611,7 +611,7 @@ def check_silent(
     call waits. A Spark Connect server continues a query whose client has ended, without any sign of
     life.
     """
-    runs = _recorded(location, checkpoints)
+    runs = _recorded_runs(location, checkpoints)
     began_ms = clock()
     open_runs = _open_runs(location, runs)
     if open_runs.may_run:
@@ -623,7 +623,7 @@ def check_silent(
         )
     while open_runs.may_run and clock() - began_ms <= SILENCE_MS:
         sleep(POLL_S)
-        found = _recorded(location, checkpoints)
+        found = _recorded_runs(location, checkpoints)
         new = {run_record_kind(name) for name in set(found.names) - set(runs.names)}
         if new - {"ended"}:
             raise RestoreError(
@@ -635,7 +635,7 @@ def check_silent(
         runs = found
 
 
-def _recorded(location: Storage, checkpoints: Storage) -> RecordedRuns:
+def _recorded_runs(location: Storage, checkpoints: Storage) -> RecordedRuns:
     runs = RecordedRuns(checkpoints)
     if runs.problem is not None:
         raise RestoreError(

@@ -108,7 +108,7 @@ def planned_input(
         return PlannedInput()
     text = (
         f"{path}: {_number(files)} that later epochs have read are gone and cannot be read again: "
-        f"{_named(files)}"
+        f"{_first_names(files)}"
     )
     return _part(text, f"{text}. {_ADVICE}", files, allows=allows)
 
@@ -193,6 +193,6 @@ def _number(files: Collection[str]) -> str:
     return "1 input file" if len(files) == 1 else f"{len(files)} input files"
 
 
-def _named(files: tuple[str, ...]) -> str:
+def _first_names(files: tuple[str, ...]) -> str:
     named = ", ".join(map(unquote, files[:_MOST_NAMED]))
     return f"{named} and {len(files) - _MOST_NAMED} more" if files[_MOST_NAMED:] else named

@@ -424,13 +424,13 @@ def _check_names(log: SparkLog, operators: StatefulOperators) -> None:
     stored = {name for name in names.values() if name not in (OUR_NAME, None)}
     if (in_query or stored) and names != wanted:
         raise IncompatibleStateError(
-            f"{log.storage.url} holds the state of the operators {_listed(names)}, the query has "
-            f"{_listed(wanted)}: give it the operators that it had, in their order, or restore a "
+            f"{log.storage.url} holds the state of the operators {_in_order(names)}, the query has "
+            f"{_in_order(wanted)}: give it the operators that it had, in their order, or restore a "
             "checkpoint into a new checkpointLocation"
         )
 
 
-def _listed(names: dict[int, str | None] | dict[int, str]) -> str:
+def _in_order(names: dict[int, str | None] | dict[int, str]) -> str:
     """Name operators in the order of their ids."""
     return ", ".join(str(name) for _, name in sorted(names.items()))
 

@@ -184,7 +184,7 @@ def open_source(path: str, *, falls_back: bool) -> RestoreSource:
     newest whole one before it, which has other source offsets.
     """
     try:
-        return _checked(path, verify=falls_back)
+        return _open_source(path, verify=falls_back)
     except CorruptFileError as exc:
         earlier = _earlier_checkpoints(path)
         if not earlier:
@@ -213,14 +213,14 @@ def _first_whole(paths: list[str], reasons: list[str]) -> RestoreSource:
             "savepoint"
         )
     try:
-        source = _checked(paths[0], verify=True)
+        source = _open_source(paths[0], verify=True)
     except CorruptFileError as exc:
         return _first_whole(paths[1:], [*reasons, str(exc)])
     source.skipped = tuple(reasons)
     return source
 
 
-def _checked(path: str, *, verify: bool) -> RestoreSource:
+def _open_source(path: str, *, verify: bool) -> RestoreSource:
     source = RestoreSource(path)
     if verify:
         source.verify()

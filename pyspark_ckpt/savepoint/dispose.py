@@ -270,14 +270,14 @@ def _remove_or_note(
         logger.warning(
             "removed the savepoint %s: the driver ended before it was complete", place.url
         )
-    completed = None if disposal is not None else _completed(place)
+    completed = None if disposal is not None else _completed_savepoint(place)
     if completed is not None:
         history.note_savepoint(completed)
     else:
-        history.onCheckpointAborted(_aborted(entry))
+        history.onCheckpointAborted(_aborted_savepoint(entry))
 
 
-def _completed(place: Storage) -> Savepoint | None:
+def _completed_savepoint(place: Storage) -> Savepoint | None:
     """Return the savepoint at a place if its driver completed it and ended before noting it."""
     try:
         metadata = read_metadata(place)
@@ -287,7 +287,7 @@ def _completed(place: Storage) -> Savepoint | None:
     return Savepoint.of(place.url, metadata, place.size_bytes(METADATA_NAME) or 0)
 
 
-def _aborted(entry: HistoryEntry) -> AbortedCheckpoint:
+def _aborted_savepoint(entry: HistoryEntry) -> AbortedCheckpoint:
     return AbortedCheckpoint(
         kind=CheckpointKind.SAVEPOINT,
         checkpoint_id=None,

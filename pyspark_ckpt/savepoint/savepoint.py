@@ -205,10 +205,10 @@ class NewSavepoint:
         try:
             written = target.write(METADATA_NAME, [metadata])
         except FileExistsError as exc:
-            raise self._disposed() from exc
+            raise self._disposed_error() from exc
         if not target.exists(IN_PROGRESS_NAME):  # the files were gone before it was written
             target.delete([METADATA_NAME])
-            raise self._disposed()
+            raise self._disposed_error()
         try:
             target.delete([DIRECTORY_MARKER, IN_PROGRESS_NAME])  # there are files now
         except (OSError, CkptError) as exc:
@@ -221,7 +221,7 @@ class NewSavepoint:
             )
         return written
 
-    def _disposed(self) -> CheckpointAbortedError:
+    def _disposed_error(self) -> CheckpointAbortedError:
         return CheckpointAbortedError(
             f"the savepoint {self.path} was disposed of before it was complete: take another one"
         )
@@ -236,7 +236,7 @@ class NewSavepoint:
             check_files(self.target, completed.files())
         except CorruptFileError as exc:
             if not self.target.exists(IN_PROGRESS_NAME):
-                raise self._disposed() from exc
+                raise self._disposed_error() from exc
             raise
 
     def _sweep(self, needed: set[str]) -> None:

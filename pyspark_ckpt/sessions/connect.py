@@ -236,7 +236,7 @@ def is_active(spark: SparkSession, query_id: str) -> bool:
     """Return whether a query runs in a session of this server that this process has in use."""
     return any(
         query_id in _active_ids(session)
-        for session in {spark, *_kept()}
+        for session in {spark, *_open_sessions()}
         if can_answer_for(spark, session)
     )
 
@@ -315,7 +315,7 @@ def release_ended(spark: SparkSession) -> None:
     A server of this process that was stopped is not asked: PySpark would wait minutes for it.
     """
     users: Any = _clones.get(spark, spark)
-    for session in _kept():
+    for session in _open_sessions():
         owner: Any = _clones.get(session)
         if owner is not users:
             continue
@@ -391,7 +391,7 @@ def _end_all_unused() -> None:
 def _end_unused(client: Any, users: Any, ours: str | None) -> None:
     """End a session that nothing refers to, unless a query that another client uses runs in it."""
     _close(client)
-    if ours is None or users.is_stopped or any(id_of(each) == ours for each in _kept()):
+    if ours is None or users.is_stopped or any(id_of(each) == ours for each in _open_sessions()):
         return
     session = _connected(users, ours)  # the client of the unused object is closed
     _ending.add(session)  # so the end of the process closes it, and nobody else asks it
@@ -404,7 +404,7 @@ def _end_unused(client: Any, users: Any, ours: str | None) -> None:
         _close(session.client)
 
 
-def _kept() -> list[Any]:
+def _open_sessions() -> list[Any]:
     """Return the sessions that the library made and has not ended."""
     # A list of references: other threads may make and end sessions at any time.
     sessions = [reference() for reference in _clones.keyrefs()]
@@ -450,7 +450,7 @@ def _close(client: Any) -> None:
 
 def _close_all() -> None:
     """Close the sessions at the end of the process; gRPC waits without end if they close later."""
-    sessions = _kept()
+    sessions = _open_sessions()
     owners = {id(users): users for users in map(_clones.get, sessions)}
     for users in [each for each in owners.values() if each is not None and each.is_stopped]:
         releasing = threading.Thread(target=release_ended, args=(users,), daemon=True)

@@ -404,7 +404,7 @@ def pair_rows(
             group = frozen([row[name] for name in named])
             groups.setdefault(group, ([], []))[side].append(dict(row))
     for before, after in groups.values():
-        lost, gained = _cancelled(before, after, tolerance)
+        lost, gained = _without_equal_rows(before, after, tolerance)
         paired = min(len(lost), len(gained)) if keys else 0
         for first, second in zip(lost[:paired], gained[:paired], strict=True):
             yield _split(first, second, keys)
@@ -424,7 +424,7 @@ def _split(old: dict[str, Any] | None, new: dict[str, Any] | None, keys: Sequenc
     return key, before, after
 
 
-def _cancelled(
+def _without_equal_rows(
     old: list[dict[str, Any]], new: list[dict[str, Any]], tolerance: float
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return the rows that have no equal row on the other side, in an order of their values."""

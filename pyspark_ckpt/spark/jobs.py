@@ -57,7 +57,7 @@ class SparkJobs:
         is raised if the jobs were cancelled before.
         """
         if self._is_cancelled:
-            raise self._expired()
+            raise self._expired_error()
         with self._marked(pool):
             self._count(1)
             try:
@@ -151,12 +151,12 @@ class SparkJobs:
             yield
         except Exception as exc:
             if self._is_cancelled:
-                raise self._expired() from exc
+                raise self._expired_error() from exc
             raise
         finally:
             timer.cancel()
 
-    def _expired(self) -> CheckpointAbortedError:
+    def _expired_error(self) -> CheckpointAbortedError:
         return CheckpointAbortedError(
             f"{self._what}: expired, and its Spark jobs were cancelled: look for what keeps the "
             "executors busy, or raise spark.ckpt.execution.checkpointing.timeout",

@@ -122,10 +122,10 @@ def end_after_epoch(spark: SparkSession, query: StreamingQuery) -> None:
     ``Py4JError`` is raised if this version of Spark keeps its state in another way.
     """
     state = query._jsq.streamingQuery().state()
-    state.set(_terminated(spark, state.get()))
+    state.set(_terminated_state(spark, state.get()))
 
 
-def _terminated(spark: SparkSession, state: Any) -> Any:
+def _terminated_state(spark: SparkSession, state: Any) -> Any:
     """Return Spark's object for the state of an ended query, from the package of `state`."""
     package = state.getClass().getName().rpartition(".")[0]
     java: Any = spark._jvm
@@ -144,11 +144,11 @@ def await_input(query: StreamingQuery) -> None:
     # A trigger that is under way may have looked for input before it came.
     triggers = 2 if query.status["isTriggerActive"] else 1
     idle = _IdleTriggers(query, triggers)
-    last = _named(query.lastProgress)
+    last = _identity(query.lastProgress)
     while query.isActive:
         report = query.lastProgress
-        if _named(report) != last:
-            last, triggers = _named(report), triggers - 1
+        if _identity(report) != last:
+            last, triggers = _identity(report), triggers - 1
             if triggers <= 0 and not _has_input(report):
                 return
         if idle.have_passed():
@@ -189,7 +189,7 @@ class _IdleTriggers:
         self._execution = None
 
 
-def _named(report: Any) -> tuple[Any, ...] | None:
+def _identity(report: Any) -> tuple[Any, ...] | None:
     """Return what distinguishes a report from the others of its run."""
     return None if report is None else (report["batchId"], report["timestamp"])
 

@@ -195,7 +195,7 @@ class TableSink:
     ) -> None:
         self._df = df
         self._spark: SparkSession = df.sparkSession
-        self._parts = self._parsed(name)
+        self._parts = self._parse_name(name)
         self._new_provider = provider
         self._partition_by = partition_by
         self._new_path = path
@@ -269,7 +269,7 @@ class TableSink:
         session: Any = self._spark._jsparkSession
         return str(session.sessionState().catalog().defaultTablePath(identifier).toString())
 
-    def _parsed(self, name: str) -> list[str]:
+    def _parse_name(self, name: str) -> list[str]:
         if is_connect(self._spark):
             return _parts_of(name)
         session: Any = self._spark._jsparkSession
@@ -344,7 +344,7 @@ class SinkChoice:
         if not given and root and (self.query_name or is_temporary):
             given = f"{root}/{self.query_name or uuid.uuid4()}"
         if given:
-            return _shared(open_storage(qualified_path(spark, str(given)), _LOCATION))
+            return _check_shared(open_storage(qualified_path(spark, str(given)), _LOCATION))
         if is_temporary:
             return None
         raise ConfigurationError(
@@ -380,7 +380,7 @@ class SinkChoice:
         return self.format or spark.conf.get("spark.sql.sources.default", None) or "parquet"
 
 
-def _shared(location: Storage) -> Storage:
+def _check_shared(location: Storage) -> Storage:
     if location.is_shared:
         return location
     raise ConfigurationError(

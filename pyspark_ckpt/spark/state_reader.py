@@ -202,7 +202,7 @@ def encoded_handle(
         return [bytes(row[0]) for row in rows.select("value.groupState.handle").collect()]
     with quiet_reading(spark), _active(spark):
         table = _table(spark, {**options, "path": checkpoint_location})
-        batch, partitions = _planned(spark, table)
+        batch, partitions = _plan_read(spark, table)
         wanted = [each for each in partitions if each.partition() == partition]
         if not wanted:
             raise partitions_missing(
@@ -267,7 +267,7 @@ def _read_on_driver(
 
 def _read_few(spark: SparkSession, table: Any, check: Callable[[int], None]) -> list[bytes] | None:
     """Read the handles on the driver, unless there are too many partitions."""
-    batch, partitions = _planned(spark, table)
+    batch, partitions = _plan_read(spark, table)
     check(len(partitions))
     if len(partitions) > FEW_PARTITIONS:
         return None
@@ -280,7 +280,7 @@ def _read_few(spark: SparkSession, table: Any, check: Callable[[int], None]) -> 
     ]
 
 
-def _planned(spark: SparkSession, table: Any) -> tuple[Any, Any]:
+def _plan_read(spark: SparkSession, table: Any) -> tuple[Any, Any]:
     batch = table.newScanBuilder(_options(spark, {})).build().toBatch()
     return batch, batch.planInputPartitions()
 

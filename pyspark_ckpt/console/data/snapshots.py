@@ -388,7 +388,7 @@ def kept_files(
     assert newest is not None  # there is a checkpoint
     needed |= pinned_files(storage, now_ms())
     unneeded = sorted(garbage_of(storage, newest, needed))
-    measured = [_measured(storage, path) for path in unneeded[:FILES_MEASURED] if measures]
+    measured = [_measure(storage, path) for path in unneeded[:FILES_MEASURED] if measures]
     return KeptFiles(
         files=len(names),
         needed=len(names & needed),
@@ -399,7 +399,7 @@ def kept_files(
     )
 
 
-def _measured(storage: Storage, path: str) -> MeasuredFile:
+def _measure(storage: Storage, path: str) -> MeasuredFile:
     """Return what a store says of a file without opening it."""
     file = state_file(PurePosixPath(path).name)
     local = storage.local_path(path)
@@ -417,7 +417,7 @@ def encode_kept_files(place: QueryPlace) -> bytes:
     try:
         found = kept_files(place)
     except (OSError, CkptError) as exc:
-        found = _unknown(str(exc))
+        found = _unknown_files(str(exc))
     return msgspec.json.encode(found)
 
 
@@ -426,10 +426,12 @@ def bundled_kept_files(place: QueryPlace) -> KeptFiles:
     try:
         return msgspec.json.decode(place.checkpoints.read(KEPT_FILES_NAME), type=KeptFiles)
     except FileNotFoundError:
-        return _unknown("the bundle does not say it: an earlier version made the bundle")
+        return _unknown_files("the bundle does not say it: an earlier version made the bundle")
     except JSON_ERRORS as exc:
-        return _unknown(f"the bundle is damaged ({exc}): make it again with `pyspark-ckpt bundle`")
+        return _unknown_files(
+            f"the bundle is damaged ({exc}): make it again with `pyspark-ckpt bundle`"
+        )
 
 
-def _unknown(problem: str) -> KeptFiles:
+def _unknown_files(problem: str) -> KeptFiles:
     return KeptFiles(0, 0, 0, (), 0, problem)

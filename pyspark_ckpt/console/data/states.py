@@ -316,11 +316,11 @@ class TimerSample:
 def sample_of(snapshot: Snapshot, operator: str, name: str, older: Snapshot | None) -> Sample:
     """Return a sample of a state."""
     view = snapshot.state(operator, name)
-    table, is_whole = _sampled(view)
+    table, is_whole = _first_rows(view)
     expired = None
     if view.now_ms is not None:
         # The last column says when entries expire; its name is another one if a value has it.
-        expired = _reached(table.columns[-1], view.now_ms)
+        expired = _count_reached(table.columns[-1], view.now_ms)
     keys = [field.name for field in view.key_fields]
     sizes = _sizes(table)
     before = None if older is None else _view(older, view, operator)
@@ -340,11 +340,11 @@ def sample_of(snapshot: Snapshot, operator: str, name: str, older: Snapshot | No
 def timers_of(snapshot: Snapshot, operator: str) -> TimerSample:
     """Return how many timers an operator has, and how many are due, in a sample."""
     view = snapshot.timers(operator)
-    table, is_whole = _sampled(view)
+    table, is_whole = _first_rows(view)
     metadata = view.schema.metadata or {}
     is_event_time = metadata.get(b"time_mode", b"").lower().startswith(b"event")
     now_ms = snapshot.watermark_ms if is_event_time else snapshot.processing_time_ms
-    return TimerSample(table.num_rows, _reached(table.column("fires_at"), now_ms), is_whole)
+    return TimerSample(table.num_rows, _count_reached(table.column("fires_at"), now_ms), is_whole)
 
 
 def entries_of_key(view: StateView, texts: Sequence[str | None]) -> tuple[pa.Table, int]:
@@ -373,7 +373,7 @@ def _value(field: pa.Field, text: str | None) -> Any:
         ) from exc
 
 
-def _sampled(view: TableView) -> tuple[pa.Table, bool]:
+def _first_rows(view: TableView) -> tuple[pa.Table, bool]:
     """Return the first rows of the subtasks, and whether these are all rows."""
     subtasks: Sequence[int | None] = view.subtasks or [None]
     share = max(MOST_ROWS // len(subtasks), 1)
@@ -394,7 +394,7 @@ def _sampled(view: TableView) -> tuple[pa.Table, bool]:
     return pa.Table.from_batches(batches, view.schema), is_whole
 
 
-def _reached(times: pa.ChunkedArray, now_ms: int) -> int:
+def _count_reached(times: pa.ChunkedArray, now_ms: int) -> int:
     """Return how many of the times are not after a time."""
     return pc.sum(pc.less_equal(times, pa.scalar(now_ms, times.type))).as_py() or 0
 

@@ -232,11 +232,11 @@ def state_page_html(site: Site, place: QueryPlace, page: StatePage) -> str:
         older_name=page.older_name,
         older_at_ms=page.older_at_ms,
         entries=entries,
-        rows=[] if entries is None else [_shown(row) for row in entries.rows],
+        rows=[] if entries is None else [_texts_of_row(row) for row in entries.rows],
     )
 
 
-def _shown(row: dict[str, Any]) -> dict[str, str | None]:
+def _texts_of_row(row: dict[str, Any]) -> dict[str, str | None]:
     return {
         name: value if value is None or isinstance(value, str) else json.dumps(value, default=_text)
         for name, value in row.items()

@@ -128,7 +128,7 @@ class LastEpochs:
         started, which finishes the drain. CheckpointAbortedError means that the drain cannot be
         finished, or that a driver began another epoch at its watermark.
         """
-        draining = self._interrupted()
+        draining = self._interrupted_drain()
         if draining is None:
             return
         check_not_fenced()
@@ -145,7 +145,7 @@ class LastEpochs:
 
         Returns whether there was such a drain.
         """
-        draining = self._interrupted()
+        draining = self._interrupted_drain()
         if draining is not None and self._is_void(draining):
             self._give_up(draining)
             return False
@@ -155,7 +155,7 @@ class LastEpochs:
         self._put_true_watermark(draining)
         return True
 
-    def _interrupted(self) -> _Draining | None:
+    def _interrupted_drain(self) -> _Draining | None:
         if not self._storage.exists(DRAIN_MARKER):
             return None
         holds = "the epoch that drained the query"
@@ -195,10 +195,10 @@ class LastEpochs:
         """
         self.finish_interrupted(check_not_fenced)
         begun = self._log.begun_epoch()
-        if begun is not None and begun > self._committed():
+        if begun is not None and begun > self._committed_epoch():
             logger.info("%s: finishing the interrupted epoch %s", self._storage.url, begun)
             self._run_epoch(None)
-            if self._committed() < begun:
+            if self._committed_epoch() < begun:
                 raise CheckpointAbortedError(
                     f"{self._storage.url}: epoch {begun} was interrupted and could not be "
                     "finished; start the query again"
@@ -256,7 +256,7 @@ class LastEpochs:
                 self._give_up(draining)
             raise
         # A newer driver that found the marker, and no decision, has made it void, and removed it.
-        if not self._has_decided(draining, _BEGUN) or self._interrupted() != draining:
+        if not self._has_decided(draining, _BEGUN) or self._interrupted_drain() != draining:
             raise FencedError(
                 f"{self._storage.url}: another driver was started before the drain began. Run a "
                 "query once at a time: let that driver run it, or start it again"
@@ -292,7 +292,7 @@ class LastEpochs:
 
     def _has_run(self, draining: _Draining) -> bool:
         """Return whether the epoch that drains was committed, also if its commit is away now."""
-        return self._committed() >= draining.epoch or self._kept_commit(draining) is not None
+        return self._committed_epoch() >= draining.epoch or self._kept_commit(draining) is not None
 
     def _put_true_watermark(self, draining: _Draining) -> None:
         """End the drain of an epoch that has run; whoever repeats it writes the same again."""
@@ -313,7 +313,9 @@ class LastEpochs:
         entry = self._log.offsets_entry(begun)
         if entry.metadata["batchWatermarkMs"] != draining.drained_at_ms:
             return
-        if self._committed() >= begun:  # its tasks were not called, because no row was in time
+        if (
+            self._committed_epoch() >= begun
+        ):  # its tasks were not called, because no row was in time
             raise CheckpointAbortedError(
                 f"{self._storage.url}: epoch {begun} ran at the watermark of a drain, because "
                 f"two drivers ran the query at once. Rows of it were taken for late: call "
@@ -343,7 +345,7 @@ class LastEpochs:
         self._storage.write(DRAINED_COMMIT, [msgspec.json.encode(kept)])
         return commit
 
-    def _committed(self) -> int:
+    def _committed_epoch(self) -> int:
         epoch = self._log.committed_epoch()
         return -1 if epoch is None else epoch
 

@@ -77,7 +77,7 @@ def begin_seeding(location: Storage) -> Seeding:
     if _is_half_seeded(location, newest):
         return _take_over(location, newest)
     _check_fresh(location)
-    seeding = _taken(location, newest + 1)
+    seeding = _take_number(location, newest + 1)
     try:
         _check_fresh(location)  # another driver may have run an epoch before this one's file
     except (FencedError, RestoreError):
@@ -191,12 +191,12 @@ def has_savepoints(location: Storage, name: str) -> bool:
 
 
 def _take_over(location: Storage, newest: int) -> Seeding:
-    seeding = _taken(location, newest + 1)
+    seeding = _take_number(location, newest + 1)
     _note_fresh(location, newest + 1)
     return seeding
 
 
-def _taken(location: Storage, number: int) -> Seeding:
+def _take_number(location: Storage, number: int) -> Seeding:
     try:
         location.write(seeding_path(number), [_BEGUN])
     except FileExistsError as exc:

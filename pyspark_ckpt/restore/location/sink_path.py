@@ -169,7 +169,7 @@ def _newest_written(output: Output, query: Continued) -> float:
     notes = query.own_used
     if not notes or notes[-1].path == output.path:
         return math.inf
-    here = [last for _, last, path in _written(query) if path == output.path]
+    here = [last for _, last, path in _epochs_by_path(query) if path == output.path]
     filled = [each.after for each in notes if each.path == output.path]
     return max([*here, *filled, notes[0].after])
 
@@ -183,7 +183,9 @@ def _has_lost_log(output: Output, query: Continued) -> bool:
         return False
     if query.origin is not None and query.origin.epoch == query.committed:
         return False  # it was restored, and has written nothing yet
-    wrote = any(path == output.path and last >= first for first, last, path in _written(query))
+    wrote = any(
+        path == output.path and last >= first for first, last, path in _epochs_by_path(query)
+    )
     return wrote or not query.own_used
 
 
@@ -193,7 +195,7 @@ def _lost(output: Output, query: Continued) -> list[int]:
         return []
     here: set[int] = set()
     known: set[int] = set()
-    for first, last, path in _written(query):
+    for first, last, path in _epochs_by_path(query):
         epochs = {epoch for epoch in output.lacking if first <= epoch <= last}
         known |= epochs
         if path == output.path:
@@ -207,7 +209,7 @@ def _lost(output: Output, query: Continued) -> list[int]:
     return sorted(here)
 
 
-def _written(query: Continued) -> Iterator[tuple[int, float, str | None]]:
+def _epochs_by_path(query: Continued) -> Iterator[tuple[int, float, str | None]]:
     """Yield which epochs the location has written where: the first, the last, the path."""
     notes = query.own_used
     for number, note in enumerate(notes):

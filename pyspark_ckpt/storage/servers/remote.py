@@ -202,12 +202,14 @@ class RemoteStorage(Storage):
         return True
 
     def list(self, directory: str | None = None) -> list[str]:
-        return sorted(self._listed(self._names, directory) or ())
+        return sorted(self._list_directory(self._names, directory) or ())
 
     def entries(self, directory: str | None = None) -> dict[str, bool]:
-        return self._listed(self._entries, directory) or {}
+        return self._list_directory(self._entries, directory) or {}
 
-    def _listed(self, listing: Callable[[str], _Listing], directory: str | None) -> _Listing | None:
+    def _list_directory(
+        self, listing: Callable[[str], _Listing], directory: str | None
+    ) -> _Listing | None:
         path = self._root if directory is None else self._path(directory)
         self._counts.add("list")
         try:
