@@ -86,6 +86,13 @@ class OperatorFunction:
         """Return what runs the processor over an epoch that starts from a handle."""
         where = f"operator {handle.uid!r}, subtask {handle.subtask}"
         states = ProcessorHandle(table, clock, where, handle.states, self.schemas, self.migrations)
+        quarantine: Callable[[], Quarantine] | None = None
+        # A key may be parked, or a run before this one has parked one.
+        if self.keeping is not None or any(state.name == KEYS_STATE for state in handle.states):
+            key_groups = key_groups_of(handle.subtask, handle.parallelism, handle.max_parallelism)
+            quarantine = partial(
+                Quarantine, states, self.keeping, key_groups, limits, releases, epoch, where
+            )
         return EpochProcessing(
             self.processor,
             table,
@@ -96,23 +103,8 @@ class OperatorFunction:
             f"{where}, epoch {epoch}",
             None if self.initial is None else self.initial.mode,
             self.sources,
-            self._quarantine(states, handle, epoch, releases, limits),
+            quarantine,
         )
-
-    def _quarantine(
-        self,
-        states: ProcessorHandle,
-        handle: Handle,
-        epoch: int,
-        releases: Releases,
-        limits: QuarantineLimits,
-    ) -> Callable[[], Quarantine] | None:
-        """Return what opens the quarantine; ``None`` if no key was ever parked nor can be."""
-        if self.keeping is None and not any(state.name == KEYS_STATE for state in handle.states):
-            return None
-        key_groups = key_groups_of(handle.subtask, handle.parallelism, handle.max_parallelism)
-        where = f"operator {handle.uid!r}, subtask {handle.subtask}"
-        return partial(Quarantine, states, self.keeping, key_groups, limits, releases, epoch, where)
 
     def program(self) -> CapturedProgram:
         """Return how the operator was built, for captures."""
@@ -164,7 +156,7 @@ class OperatorFunction:
         return self._parts(subtask, memory_limit_bytes, scratch).split(batches)
 
     def text_not_held(self, sent_name: str, data: bytes) -> ValueNotHeldError:
-        """Return the error for a text that is no UTF-8 in a column of the input as it is sent."""
+        """Return the error for a text that is not UTF-8 in a column of the input as it is sent."""
         columns = self.columns
         for side in (self.broadcast, self.initial):
             own_name = sent_name if side is None else side.side.own_name(sent_name)

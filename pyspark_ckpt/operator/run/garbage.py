@@ -80,17 +80,14 @@ class SeldomCollection:
 
     def end_of_task(self) -> None:
         """Collect all garbage if it is time for it; exempt what is left from later collections."""
-        if self._is_due():
+        grown_bytes = self._memory_bytes() - self._collected_at_bytes
+        waited_s = self._now_s() - self._collected_at_s
+        if waited_s >= COLLECTED_AFTER_S or grown_bytes >= COLLECTED_AFTER_BYTES:
             gc.unfreeze()
             gc.collect()
             self._collected_at_s = self._now_s()
             self._collected_at_bytes = self._memory_bytes()
         gc.freeze()
-
-    def _is_due(self) -> bool:
-        grown_bytes = self._memory_bytes() - self._collected_at_bytes
-        waited_s = self._now_s() - self._collected_at_s
-        return waited_s >= COLLECTED_AFTER_S or grown_bytes >= COLLECTED_AFTER_BYTES
 
 
 _of_this_process: list[SeldomCollection] = []

@@ -44,7 +44,7 @@ class LostAttributes:
             if name not in self._before_init or self._before_init[name] is not value
         }
         self._after_init = {
-            name: _shallow(value)
+            name: (value, _items(value))
             for name, value in vars(self._processor).items()
             if name not in self._of_init
         }
@@ -93,10 +93,6 @@ def _names_in_init(processor: type) -> set[str]:
                 pending += [name for name in code.co_names if name not in names]
                 names.update(code.co_names)
     return names
-
-
-def _shallow(value: Any) -> tuple[Any, Any]:
-    return value, _items(value)
 
 
 def _items(value: Any) -> Any:

@@ -51,20 +51,12 @@ class Laps:
 
 
 PERIOD_S = 0.05
-
+"""How often a look is taken at the key under way."""
 
 _MOST_KEYS = 500
-
-
 _KEPT_KEYS = 8
-
-
 _KEY_CHARACTERS = 100
-
-
 _KEPT_SHARE = 31 / 32
-
-
 """Each epoch, so much of the time before still counts: the last 32 epochs matter most."""
 
 

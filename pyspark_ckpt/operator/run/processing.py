@@ -58,12 +58,8 @@ from state_backends import StateBackendError
 
 _READING = "reading the input"
 
-
 TIMERS_AT_ONCE = 100_000
-
-
 """Due timers that are read together; bounds the memory they take."""
-
 
 DecodeKey = Callable[[bytes], tuple[Any, ...]]
 
@@ -422,13 +418,16 @@ class EpochProcessing:
             if self._step == _READING:
                 raise InputRowsError(
                     f"{self._where}: the library could not read the epoch's rows "
-                    f"({type(exc).__name__}: {exc}), the processor had no part in it; "
-                    f"{_advice()}"
+                    f"({type(exc).__name__}: {exc}), the processor had no part in it; check that "
+                    f"PySpark {pyspark.__version__} supports pandas {pd.__version__} and PyArrow "
+                    f"{pa.__version__}"
                 ) from exc
+            # Indented, so that no line of the user's text looks like the name of an error.
+            text = "\n  ".join(shortened(str(exc)).splitlines())
             raise ProcessorError(
                 f"{self._where}, {_place(self._step, self._key)}: "
                 f"{type(self._processor).__name__} raised {type(exc).__name__}: "
-                f"{_indented(shortened(str(exc)))}; correct the processor and start the query "
+                f"{text}; correct the processor and start the query "
                 f"again, nothing of this epoch was committed{self._lines(exc)}"
             ) from exc
 
@@ -444,18 +443,6 @@ class EpochProcessing:
     def _of_call(self, step: str, key: tuple[Any, ...] | None) -> str:
         lines = definition(self._processor, step, self._sources.lines())
         return f"; by {_place(step, key)}{lines}"
-
-
-def _advice() -> str:
-    return (
-        f"check that PySpark {pyspark.__version__} supports pandas {pd.__version__} and PyArrow "
-        f"{pa.__version__}"
-    )
-
-
-def _indented(text: str) -> str:
-    """Return a user's text, indented so that no line looks like the name of an error."""
-    return "\n  ".join(text.splitlines())
 
 
 def _place(step: str, key: tuple[Any, ...] | None) -> str:

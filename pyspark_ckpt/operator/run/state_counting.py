@@ -39,13 +39,10 @@ def is_due(counts: StateCounts | None, now_ms: int) -> bool:
     """Return whether it is time to count again."""
     if counts is None or now_ms < counts.counted_at_ms:
         return True
-    if counts.groups == counts.of_groups and _entries_in(counts) <= FEW_ENTRIES:
+    entries = counts.timers + sum(state.entries for state in counts.states)
+    if counts.groups == counts.of_groups and entries <= FEW_ENTRIES:
         return True
     return 1000 * (now_ms - counts.counted_at_ms) >= COST_SHARE * counts.took_us
-
-
-def _entries_in(counts: StateCounts) -> int:
-    return counts.timers + sum(state.entries for state in counts.states)
 
 
 class StateCounting:
@@ -70,16 +67,18 @@ class StateCounting:
             yield part
 
     def counts(self, states: Sequence[StateDescriptor], epoch: int, now_ms: int) -> StateCounts:
-        """Return what was counted, when all changes have been read.
+        """Return what was counted; called after all changes have been read.
 
-        It is called after all changes have been read. `states` are in the order of their ids.
+        `states` are in the order of their ids.
         """
         began = time.monotonic_ns()
         sizes, timers, rows = self._sizes, 0, []
         groups = 0
         if sizes is not None:
             groups = int.from_bytes(self._end, "big") - self._groups.start
-            by_state = _by_state(sizes)
+            by_state: dict[int, list[bytes]] = {}
+            for key in sizes:
+                by_state.setdefault(key[KEY_GROUP_BYTES], []).append(key)
             timers = len(by_state.pop(MAX_STATES, ()))
             rows = [
                 _count(state, by_state.get(number, []), sizes)
@@ -137,13 +136,6 @@ class StateCounting:
         assert self._sizes is not None
         self._end = group
         self._sizes = {key: size for key, size in self._sizes.items() if key < group}
-
-
-def _by_state(sizes: dict[bytes, int]) -> dict[int, list[bytes]]:
-    by_state: dict[int, list[bytes]] = {}
-    for key in sizes:
-        by_state.setdefault(key[KEY_GROUP_BYTES], []).append(key)
-    return by_state
 
 
 def _count(state: StateDescriptor, entries: list[bytes], sizes: dict[bytes, int]) -> StateCount:

@@ -3,8 +3,8 @@
 ``open the local copy -> process the rows -> barrier -> new handle``
 
 The driver cannot reach the tasks of a running query. So a task looks for completed checkpoints
-itself. A checkpoint is complete if its ``_metadata`` is there, and beside it the author's file or,
-if another store keeps the checkpoint, the note that this store has it.
+itself. A checkpoint is complete if its ``_metadata`` is there, and also the author's file or, if
+another store keeps the checkpoint, the note that this store has it.
 """
 
 from __future__ import annotations
@@ -91,15 +91,12 @@ def checkpoint_to_notify(processor: Any, storage: WorkerStorage) -> int | None:
         return None
     numbers = (checkpoint_id_of(name) for name in storage.list())
     for number in sorted((n for n in numbers if n is not None), reverse=True):
-        if _is_completed(storage, checkpoint_name(number)):
+        directory = checkpoint_name(number)
+        if storage.exists(f"{directory}/{METADATA_NAME}") and any(
+            storage.exists(f"{directory}/{name}") for name in (AUTHOR_NAME, POINTED_NAME)
+        ):
             return number
     return None
-
-
-def _is_completed(storage: WorkerStorage, directory: str) -> bool:
-    return storage.exists(f"{directory}/{METADATA_NAME}") and any(
-        storage.exists(f"{directory}/{name}") for name in (AUTHOR_NAME, POINTED_NAME)
-    )
 
 
 _GIVE_BACK = "give the query its old {what} back, or start it at a new checkpointLocation"
@@ -172,7 +169,7 @@ class SubtaskFunction:
         yield from frames_of(self.process(int(token[0]), batches, state))
 
     def _explained(self, error: Exception) -> Exception | None:
-        """Return the error that names a text of which PySpark could make no frame."""
+        """Return the error that names a text for which PySpark could not make a frame."""
         is_it = isinstance(error, pa.ArrowException | UnicodeError)
         bad = bad_text_of(error) if is_it else None
         if bad is None:

@@ -38,7 +38,7 @@ def epoch_of_task(
     if runtime.drain is not None and number != runtime.drain.epoch:
         raise FencedError(
             f"{where}: this run is for epoch {runtime.drain.epoch} only, which drains the query, "
-            f"and not for epoch {number}: another driver has finished the drain meanwhile. Run a "
+            f"and not for epoch {number}: another driver has finished the drain since. Run a "
             "query once at a time: let that driver run it, or start it again"
         )
     return number

@@ -41,7 +41,7 @@ class _Epochs:
 
 
 class WakeRows:
-    """The rows that wake subtasks, beside the rows of an operator."""
+    """The rows that wake subtasks; they come in addition to the rows of an operator."""
 
     def __init__(self, uid: str, *, has_initial_state: bool, releases: bool) -> None:
         self._uid = uid
@@ -63,14 +63,15 @@ class WakeRows:
         For Spark Connect, which has no row that comes in each epoch. All rows pass through Python.
         """
         marked = keyed.select("*", F.expr("false").alias(self.side.flag))
-        schema = T.StructType([_nullable(field) for field in marked.schema])
+        schema = T.StructType(
+            [
+                T.StructField(field.name, field.dataType, nullable=True, metadata=field.metadata)
+                for field in marked.schema
+            ]
+        )
         adding = _Adding(self._uid, tuple(tokens), self._gives, self.side.flag, schema)
         timed = marked.withColumn(_TIMESTAMP_MS, F.unix_millis(F.current_timestamp()))
         return timed.mapInArrow(adding, schema)
-
-
-def _nullable(field: T.StructField) -> T.StructField:
-    return T.StructField(field.name, field.dataType, nullable=True, metadata=field.metadata)
 
 
 class _Gate:
@@ -86,7 +87,9 @@ class _Gate:
         for batch in batches:
             for timestamp_ms in batch.column(0).to_pylist():
                 if self._wakes(timestamp_ms):
-                    yield self._rows()
+                    groups = pa.array([NO_KEY_GROUP] * len(self._tokens), pa.int32())
+                    tokens = pa.array(self._tokens, pa.int32())
+                    yield pa.RecordBatch.from_pydict({KEY_GROUP: groups, TOKEN: tokens})
 
     def _wakes(self, timestamp_ms: int | None) -> bool:
         context = TaskContext.get()
@@ -99,12 +102,6 @@ class _Gate:
         if not self._gives.releasing:
             return False
         return bool(len(release_files(runtime).decide(epoch).releases_of(self._uid)))
-
-    def _rows(self) -> pa.RecordBatch:
-        groups = pa.array([NO_KEY_GROUP] * len(self._tokens), pa.int32())
-        return pa.RecordBatch.from_pydict(
-            {KEY_GROUP: groups, TOKEN: pa.array(self._tokens, pa.int32())}
-        )
 
 
 class _Adding(_Gate):

@@ -27,7 +27,7 @@ from pyspark_ckpt.operator.table.table import StateTable
 from pyspark_ckpt.operator.table.writes import EpochWrites
 from pyspark_ckpt.operator.task_failure import marks_errors
 from pyspark_ckpt.operator.time import NO_TIME_MS, EpochClock
-from pyspark_ckpt.storage.open import Storage, open_storage
+from pyspark_ckpt.storage.open import open_storage
 from state_backends import open_temporary
 
 _EPOCH = 0
@@ -57,13 +57,11 @@ class BatchFunction:
         function, limit_bytes = self._function, self._memory_limit_bytes
         handle = function.descriptor.first_handle(_NO_QUERY, subtask, _EPOCH)
         with _temporary_table(directory, limit_bytes) as table:
-            processing = function.processing(handle, table, self._clock(), _EPOCH)
+            clock = EpochClock(function.descriptor.time_mode, now_ms(), NO_TIME_MS)
+            processing = function.processing(handle, table, clock, _EPOCH)
             yield from processing.run(
                 partial(function.read_batch, batches, subtask, limit_bytes, directory), _EPOCH
             )
-
-    def _clock(self) -> EpochClock:
-        return EpochClock(self._function.descriptor.time_mode, now_ms(), NO_TIME_MS)
 
 
 HANDLES_SCHEMA = "subtask int, handle binary"
@@ -99,27 +97,16 @@ class InitialStateFunction:
         function, limit_bytes = self._function, self._runtime.memory_limit_bytes
         handle = function.descriptor.first_handle(self._runtime.query_id, subtask, INITIAL_EPOCH)
         with _temporary_table(directory, limit_bytes) as table:
-            processing = function.processing(handle, table, self._clock(), INITIAL_EPOCH)
+            watermark_ms = None if function.columns.event_time_index is None else 0
+            clock = EpochClock(function.descriptor.time_mode, self._now_ms, watermark_ms)
+            processing = function.processing(handle, table, clock, INITIAL_EPOCH)
             processing.run_initial_state(
                 function.initial_parts(batches, subtask, limit_bytes, directory)
             )
-            return end_epoch(
-                self._storage(), handle, processing.states, INITIAL_EPOCH, _NOTHING_INLINE
-            )
-
-    def _clock(self) -> EpochClock:
-        has_watermark = self._function.columns.event_time_index is not None
-        return EpochClock(
-            self._function.descriptor.time_mode,
-            self._now_ms,
-            0 if has_watermark else None,
-        )
-
-    def _storage(self) -> Storage:
-        storage = open_storage(self._runtime.checkpoints_directory)
-        if self._runtime.query_subdirectory:
-            return storage.child(self._runtime.query_id)
-        return storage
+            storage = open_storage(self._runtime.checkpoints_directory)
+            if self._runtime.query_subdirectory:
+                storage = storage.child(self._runtime.query_id)
+            return end_epoch(storage, handle, processing.states, INITIAL_EPOCH, _NOTHING_INLINE)
 
 
 def _rows_of_subtask(
