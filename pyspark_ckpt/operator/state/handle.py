@@ -42,8 +42,6 @@ from pyspark_ckpt.operator.time import EpochClock, instant_ms, whole_instants_ms
 from pyspark_ckpt.operator.values.wire_form import holds, types_in
 
 _NO_KEYS_IN_PYTHON = (T.ArrayType, T.MapType, T.VariantType)
-
-
 """Types whose Python values have no hash."""
 
 
@@ -64,25 +62,19 @@ class GivenState:
 
 Instant = int | datetime | np.datetime64
 
-
 _NO_LISTS = (str, bytes, bytearray, memoryview, Set, Mapping)
-
-
-"""What Python can iterate over, and no list of times."""
+"""What Python can iterate over, and what is not a list of times."""
 
 
 def _column(given: Any) -> Numbers | None:
     """Return the times of a column that has whole milliseconds only, ``None`` for any other."""
     if isinstance(given, pa.Array | pa.ChunkedArray):
-        is_whole = pa.types.is_signed_integer(given.type) or _is_zoned(given)
+        is_zoned = _is_time(given) and given.type.tz is not None
+        is_whole = pa.types.is_signed_integer(given.type) or is_zoned
         return whole_instants_ms(np.asarray(given)) if is_whole and not given.null_count else None
     if type(given) is np.ndarray:  # and not a masked array
         return whole_instants_ms(given)
     return None
-
-
-def _is_zoned(column: pa.Array | pa.ChunkedArray) -> bool:
-    return _is_time(column) and column.type.tz is not None
 
 
 def _is_time(column: pa.Array | pa.ChunkedArray) -> bool:
@@ -146,7 +138,7 @@ class ProcessorHandle(StateGetters):
 
     @property
     def catalog(self) -> StateCatalog:
-        """The states by name, for states of the library's own."""
+        """The states by name, also for states that the library itself uses."""
         return self._catalog
 
     @property
@@ -311,7 +303,7 @@ class ProcessorHandle(StateGetters):
         if twice:
             raise StateUseError(
                 f"{self._where}: the schema of state {state!r} has the field {twice[0]!r} twice "
-                f"(as {', '.join(twice)}): give each field a name of its own"
+                f"(as {', '.join(twice)}): give each field another name"
             )
 
     def _check_maps(self, state: str, schema: T.StructType) -> None:
@@ -334,7 +326,7 @@ class ProcessorHandle(StateGetters):
             )
             raise StateUseError(
                 f"{self._where}: {shown(schema)} was given as a schema of state {state!r}, and is "
-                f"none: give {wanted}"
+                f"not one: give {wanted}"
             )
         try:
             return self._schemas[schema]
@@ -356,7 +348,7 @@ class ProcessorHandle(StateGetters):
         Raises
         ------
         StateValueError
-            If it is no instant, has no time zone, or lies between two milliseconds.
+            If it is not an instant, has no time zone, or lies between two milliseconds.
         TimeModeError
             If the operator has ``timeMode="None"``.
 
@@ -379,7 +371,7 @@ class ProcessorHandle(StateGetters):
         Raises
         ------
         StateValueError
-            If it is no instant, has no time zone, or lies between two milliseconds.
+            If it is not an instant, has no time zone, or lies between two milliseconds.
         TimeModeError
             If the operator has ``timeMode="None"``.
 
@@ -432,7 +424,7 @@ class ProcessorHandle(StateGetters):
         Raises
         ------
         StateValueError
-            If there is not one time per key, or one is no time as for :meth:`registerTimer`.
+            If there is not one time per key, or one is not a time as for :meth:`registerTimer`.
         TimeModeError
             If the operator has ``timeMode="None"``.
 
@@ -463,7 +455,7 @@ class ProcessorHandle(StateGetters):
         Raises
         ------
         StateValueError
-            If there is not one time per key, or one is no time as for :meth:`registerTimer`.
+            If there is not one time per key, or one is not a time as for :meth:`registerTimer`.
         TimeModeError
             If the operator has ``timeMode="None"``.
 
@@ -515,7 +507,6 @@ _TRIED = {
     "removeKey": "removing key from map state",
     "updateValue": "updating map state value",
 }
-
 
 _READS = ("get", "getMany", "iterator", "keys", "values")
 

@@ -22,7 +22,7 @@ _FEW_CHUNKS = 4
 """Up to so many chunks are read by their keys, for many keys at once; more are read by a scan."""
 
 _ITEM_BYTES = 50
-"""Memory of an appended value, besides its bytes."""
+"""Memory of an appended value, in addition to its bytes."""
 
 
 class ListState:
@@ -268,7 +268,7 @@ class ListState:
             self._leave_header(prefix, header, None)
 
     def _leave_header(self, prefix: bytes, header: bytes, left: bytes | None) -> None:
-        """Write what a read of the chunks leaves of the head, unless that was changed meanwhile."""
+        """Write what a read of the chunks leaves of the head, unless it has changed since."""
         if left is not header and self._table.is_still(prefix, header):
             self._counted = None
             self._table.write_below(prefix, prefix, left)
@@ -331,7 +331,7 @@ class ListState:
 
 
 def _number_of_chunks(header: bytes | None) -> int:
-    # The number is at the end of the entry, behind a stamp if there is one.
+    # The number is at the end of the entry, after a stamp if there is one.
     return 0 if header is None else int.from_bytes(header[-_CHUNK_NUMBER_BYTES:], "big")
 
 

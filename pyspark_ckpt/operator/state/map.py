@@ -100,7 +100,11 @@ class MapState:
         >>> prices.getValue(("tea",)).cents
         250
         """
-        data = self._read(self._key_codec.encode(key))
+        below = self._key_codec.encode(key)
+        data = self._stored(below)
+        if data is not None and self._aging is not None:
+            prefix = self._prefix()
+            data = self._read(self._aging, prefix, prefix + below, data)
         return None if data is None else tuple.__new__(self._row_type, self._codec.decode(data))
 
     def containsKey(self, key: Value) -> bool:
@@ -251,18 +255,11 @@ class MapState:
 
     def _entries(self, prefix: bytes) -> Iterator[tuple[Value, Value]]:
         for key, stored in self._table.scan(prefix):
-            data = stored if self._aging is None else self._shown(self._aging, prefix, key, stored)
+            data = stored if self._aging is None else self._read(self._aging, prefix, key, stored)
             if data is not None:
                 yield self._key_codec.decode(key[len(prefix) :]), self._codec.decode(data)
 
-    def _read(self, below: bytes) -> bytes | None:
-        data = self._stored(below)
-        if data is None or self._aging is None:
-            return data
-        prefix = self._prefix()
-        return self._shown(self._aging, prefix, prefix + below, data)
-
-    def _shown(self, aging: Aging, prefix: bytes, entry_key: bytes, data: bytes) -> bytes | None:
+    def _read(self, aging: Aging, prefix: bytes, entry_key: bytes, data: bytes) -> bytes | None:
         """Return what reading an entry gives, and write what reading leaves of it."""
         shown, left = aging.read(data)
         if left is not data and self._table.is_still(entry_key, data):

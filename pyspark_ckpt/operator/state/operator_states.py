@@ -234,7 +234,7 @@ class StateSnapshotContext:
 
     @property
     def written(self) -> bytes | None:
-        """The new raw state, ``None`` if the processor asked for no stream."""
+        """The new raw state, ``None`` if the processor did not ask for a stream."""
         return None if self._output is None else self._output.getvalue()
 
 
@@ -319,13 +319,11 @@ class RawState:
         context = StateSnapshotContext(epoch)
         processor.snapshotState(context)
         written = context.written
-        if written is not None and [written] != self.streams():
-            self._replace(written)
-
-    def _replace(self, content: bytes) -> None:
+        if written is None or [written] == self.streams():
+            return
         for key in [key for key, _ in self._table.scan(RAW_STATE)]:
             self._table.write_below(RAW_STATE, key, None)
-        for key, chunk in zip(*raw_entries(0, content), strict=True):
+        for key, chunk in zip(*raw_entries(0, written), strict=True):
             self._table.write_below(RAW_STATE, key, chunk)
 
 

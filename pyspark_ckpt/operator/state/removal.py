@@ -43,22 +43,13 @@ from pyspark_ckpt.operator.values.message_pack import end_of_value
 
 _ID_BYTES = 1
 
-
 _Place = tuple[int, bytes | None]
-
-
 """The key group that a pass has come to, and the stored key of an entry that it found there."""
 
-
 _SHARES = 4
-
-
 """A deleted state gets such a part of an epoch's removals before another one gets more."""
 
-
 _KEY_GROUPS = 1 << 15
-
-
 """Key groups that a stored key can have."""
 
 
@@ -165,38 +156,33 @@ def _places(table: StateTable, state_id: int, state: StateDescriptor) -> Iterato
     """Yield where a deleted state may have entries, from where the last pass stopped."""
     movement, group = _movement(state), max(-1 - (state.sweeps or 0), 0)
     if movement is not Movement.WITH_KEY:
-        yield from _of_operator(table, OPERATOR_STATE + bytes([state_id]), group)
+        prefix = OPERATOR_STATE + bytes([state_id])
+        for key, _ in table.scan_stored(prefix):
+            if not key.startswith(prefix):
+                break
+            yield group, key
     if movement in (Movement.WITH_KEY, None):
         yield from _of_keys(table, state_id, group)
-
-
-def _of_operator(table: StateTable, prefix: bytes, group: int) -> Iterator[_Place]:
-    for key, _ in table.scan_stored(prefix):
-        if not key.startswith(prefix):
-            break
-        yield group, key
 
 
 def _of_keys(table: StateTable, state_id: int, group: int) -> Iterator[_Place]:
     while group < _KEY_GROUPS:
         prefix = encode_key_group(group) + bytes([state_id])
-        behind = None
+        next_key = None
         for key, _ in table.scan_stored(prefix):
             if not key.startswith(prefix):
-                behind = key
+                next_key = key
                 break
             yield group, key
-        if behind is None or not is_keyed(behind):
+        if next_key is None or not is_keyed(next_key):
             return
         # Key groups without any entry are passed over.
-        group = int.from_bytes(behind[:KEY_GROUP_BYTES], "big")
-        group += state_id_of(behind) > state_id
+        group = int.from_bytes(next_key[:KEY_GROUP_BYTES], "big")
+        group += state_id_of(next_key) > state_id
         yield group, None
 
 
 LEAST_ENTRIES = 1_000
-
-
 ENTRIES_PER_WRITE = 2
 
 

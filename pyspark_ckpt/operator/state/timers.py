@@ -143,10 +143,10 @@ class Timers:
     def take_due(self, now_ms: int, most: int) -> list[DueTimer]:
         """Return the next due timers in the order of time; each is deleted when it has fired.
 
-        The caller repeats the call until the list is empty. Timers that are registered meanwhile
-        wait for the next epoch. As in PySpark, a timer that is due at the first call fires once,
-        even if an earlier timer of its key deletes it, or deletes it and registers it again. If the
-        key is parked before that, it fires after the release.
+        The caller repeats the call until the list is empty. Timers that are registered in the
+        meantime wait for the next epoch. As in PySpark, a timer that is due at the first call fires
+        once, even if an earlier timer of its key deletes it, or deletes it and registers it again.
+        If the key is parked before that, it fires after the release.
 
         StateError is raised if a timer that was returned before is still stored, because it would
         fire for ever.
@@ -158,7 +158,7 @@ class Timers:
             if stored_key not in self._registered_while_firing:
                 timer = _timer(stored_key)
                 if self.parked and timer.key in self.parked:
-                    if left == _FIRES_ALL_THE_SAME:  # the key was parked behind the deletion
+                    if left == _FIRES_ALL_THE_SAME:  # the key was parked after the deletion
                         self.keep(timer)
                     continue
                 if stored_key <= last_taken:
@@ -191,7 +191,7 @@ class Timers:
         return next(found, PARKED_TIMERS_MS)
 
     def _is_to_fire(self, time_ms: int, by_time: bytes) -> bool:
-        """Return whether timers fire and a timer has its turn still ahead."""
+        """Return whether timers fire and a timer has not had its turn yet."""
         return (
             self._fires_from_ms is not None
             and time_ms <= self._fires_from_ms
@@ -242,7 +242,7 @@ def _many_stored_keys(of_keys: Sequence[bytes], times_ms: Numbers) -> _StoredTim
 
 
 def _after(time_ms: int) -> bytes:
-    """Return a stored key behind all timers of a time and before all later timers."""
+    """Return a stored key after all timers of a time and before all later timers."""
     return TIME_INDEX + encode_time(time_ms) + b"\xff" * KEY_GROUP_BYTES
 
 

@@ -197,7 +197,7 @@ class ValueState:
         values : pandas.DataFrame, pyarrow.Table or pyarrow.RecordBatch
             The state's columns by name, with as many rows as `keys`. In Arrow, columns are cast to
             the types of the schema, and a value that this would change is refused: a decimal with
-            more digits behind the point has to be rounded before, and integers for a decimal column
+            more digits after the point has to be rounded before, and integers for a decimal column
             cast to it. In a frame, decimals are rounded as in ``update``, half up.
 
         Raises
