@@ -74,7 +74,7 @@ class StateTtlConfig:
             try:
                 object.__setattr__(self, name, kind(value).value)
             except ValueError:
-                allowed = ", ".join(one.value for one in kind)
+                allowed = ", ".join(each.value for each in kind)
                 raise StateUseError(
                     f"{name} of StateTtlConfig is {value!r}: allowed is {allowed}"
                 ) from None
@@ -116,7 +116,9 @@ class TimeToLive:
         It is empty before the first watermark if the rows have no event time, as in an initial
         state. Then the entry ages from the first watermark.
         """
-        written_ms = self._written_ms()
+        written_ms = self._now_ms
+        if self._current is not None and self._current.event_time_ms is not None:
+            written_ms = max(written_ms, self._current.event_time_ms)
         if self.is_in_event_time and written_ms <= 0:
             return b""
         return _STAMP.pack(self._mark, max(written_ms, 0))
@@ -144,7 +146,7 @@ class TimeToLive:
         """Return what reading an entry gives, and what it leaves stored.
 
         As in Flink, reading removes an expired entry, which is returned this once if it is not
-        hidden, and renews no other than a live one. What stays as it is, is `data` itself.
+        hidden, and it renews live entries only. What stays as it is, is `data` itself.
         """
         if self.is_expired(data):
             return None if self._hides_expired else without_stamp(data), None
@@ -156,11 +158,6 @@ class TimeToLive:
             return None
         fresh = self.stamp_over(data) + without_stamp(data)
         return None if fresh == data else fresh
-
-    def _written_ms(self) -> int:
-        if self._current is None or self._current.event_time_ms is None:
-            return self._now_ms
-        return max(self._now_ms, self._current.event_time_ms)
 
 
 class SwitchedOff:

@@ -15,7 +15,7 @@ from pyspark_ckpt.operator.table.writes import (
 
 
 class UndoLog:
-    """What states beside the table must take back if the call under way fails.
+    """What states must take back in addition to the table if the call under way fails.
 
     `call` is another number for each call, so that a state notes a thing once per call.
     """
@@ -42,7 +42,7 @@ class UndoLog:
 class UndoableWrites(EpochWrites):
     """The writes of an epoch, of which those of the call under way can be undone.
 
-    Writes do not move to disk during a call, so the writes of one call must fit into memory beside
+    Writes do not move to disk during a call, so the writes of one call must fit into memory next to
     the limit.
 
     If the writes take more than `limit_bytes` of memory, they move to a temporary store in
