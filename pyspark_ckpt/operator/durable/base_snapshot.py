@@ -10,6 +10,7 @@ import shutil
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from pyspark_ckpt.errors import CorruptFileError
@@ -98,9 +99,9 @@ def fetch_files(
 
     `directory` is made here. Files of the snapshot among `local_files`, and large files in the
     directories that `other_directories` returns, are not read from the storage; these directories
-    may vanish during the call. `in_place` allows links to the storage's files, so the caller must
-    only read them, and not for long; `checked` requires that the caller's job wrote the files a
-    moment ago, because only their size is compared.
+    may be removed during the call. `in_place` allows links to the storage's files, so the caller
+    must only read them, and not for long; `checked` requires that the caller's job wrote the files
+    a moment ago, because only their size is compared.
     """
     directory.mkdir()
     names = [each.name for each in base.files]
@@ -125,8 +126,9 @@ def fetch_files(
             others = list(other_directories()) if others is None else others
             found = next((path for path in others if _is(path / each.name, each.file)), None)
             found = None if found is None else found / each.name
-        if found is None or not _has_taken(found, target, is_linked=is_linked):
-            _fetch(storage, each.file, target)
+        if found is None or not _link_or_copy(found, target, is_linked=is_linked):
+            with storage.open_verified(each.file) as source, target.open("xb") as file:
+                shutil.copyfileobj(source, file, CHUNK_BYTES)
 
 
 def open_fetched(place: Path, base: BaseSnapshot, *, read_only: bool = False) -> StateBackend:
@@ -146,24 +148,18 @@ def open_fetched(place: Path, base: BaseSnapshot, *, read_only: bool = False) ->
     return backend
 
 
-def _has_taken(found: Path, target: Path, *, is_linked: bool) -> bool:
-    """Link or copy a local file; ``False`` if it was removed meanwhile."""
+def _link_or_copy(found: Path, target: Path, *, is_linked: bool) -> bool:
+    """Link or copy a local file; ``False`` if it has been removed in the meantime."""
     try:
         if is_linked:
-            _link_or_copy(found, target)
-        else:
-            shutil.copyfile(found, target)
+            with suppress(OSError):  # another file system, or a file of another user
+                target.hardlink_to(found)
+                return True
+        shutil.copyfile(found, target)
     except FileNotFoundError:
         target.unlink(missing_ok=True)
         return False
     return True
-
-
-def _link_or_copy(found: Path, target: Path) -> None:
-    try:
-        target.hardlink_to(found)
-    except OSError:  # another file system, or a file of another user
-        shutil.copyfile(found, target)
 
 
 def _has_size(path: Path, reference: FileReference) -> bool:
@@ -179,11 +175,6 @@ def _is(path: Path, reference: FileReference) -> bool:
             return _has_size(path, reference) and sha256_of(file) == reference.sha256
     except FileNotFoundError:
         return False
-
-
-def _fetch(storage: WorkerStorage, reference: FileReference, target: Path) -> None:
-    with storage.open_verified(reference) as source, target.open("xb") as file:
-        shutil.copyfileobj(source, file, CHUNK_BYTES)
 
 
 def _not_a_database(base: BaseSnapshot, what: str) -> CorruptFileError:

@@ -57,14 +57,12 @@ from state_backends import (
 )
 
 _PRIVATE = "private-"
-
-
 _SCRATCH = "scratch"
 
 
 @dataclass(frozen=True, slots=True)
 class LocalCopy:
-    """A subtask's backend and, beside it, an empty directory for the length of the epoch.
+    """A subtask's backend, and an empty directory for the length of the epoch.
 
     A private copy is removed with its snapshots when its attempt ends. `is_rebuilt` says that there
     was no usable copy before.
@@ -198,8 +196,6 @@ def _try_lock(lock: io.BufferedIOBase) -> bool:
 
 
 _GROUP_BYTES = 64 << 20
-
-
 """Segments of about 64 MiB are applied together: a kill loses the work of one group at most."""
 
 
@@ -220,7 +216,7 @@ def at_version(
     base = None if handle is None else handle.base
     try:
         if snapshots.is_any_damaged():  # it shares its files with the local copy
-            raise BackendCorruptError(f"a snapshot beside {place} is damaged")
+            raise BackendCorruptError(f"a snapshot next to {place} is damaged")
         backend = _existing_at_version(place, backend_type, storage, handle)
         if backend is not None:
             return backend, False
@@ -286,7 +282,7 @@ def _complete_version(backend: StateBackend, lineage: Sequence[str]) -> str | No
 
 
 def _groups(segments: Sequence[Segment]) -> Iterator[list[Segment]]:
-    """Divide segments into groups that are worth a step of their own."""
+    """Divide segments into groups that are each worth a separate step."""
     return gathered(segments, _GROUP_BYTES, attrgetter("size_bytes"))
 
 
@@ -376,16 +372,9 @@ def segment_changes(storage: WorkerStorage, segments: Sequence[Segment]) -> Iter
 
 
 LOCK = "lock"
-
-
 _DOOR = "door"
-
-
 _LOOKED = "looked"
-
-
 _REMOVED = "removed-"
-
 
 logger = library_logger(__name__)
 
@@ -465,8 +454,8 @@ def _to_remove(root: Path, keeping: Keeping) -> list[_Copy]:
     """Return copies that are too old, and those that are too much, longest unused first."""
     now_s = time.time()
     unused = []
-    # `glob.glob` and `os.walk`, because those of pathlib fail where a directory goes meanwhile:
-    # private copies go with their attempts, and threads delete what was removed before.
+    # `glob.glob` and `os.walk`, because those of pathlib fail if a directory is removed
+    # while they walk: attempts remove their private copies, and threads what was moved away.
     for name in glob.glob(f"*/*/*/{LOCK}", root_dir=root):  # noqa: PTH207
         if name.startswith(_REMOVED):
             continue

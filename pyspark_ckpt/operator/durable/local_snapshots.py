@@ -55,29 +55,17 @@ from state_backends import (
 )
 
 _DIRECTORY = "snapshots"
-
-
 _FILES = "files"
-
-
 _NOTE = "note"
-
-
 _LOCK = "lock"
-
-
 _DAMAGED = "damaged"
-
-
 _INCOMING = "incoming"
-
-
 _REMOVED = "removed-"
 
 
 def directories_of_all(root: Path) -> list[Path]:
     """Return where the snapshots of all subtasks have their files; some may go soon."""
-    # `glob.glob`, because that of pathlib fails where a directory goes meanwhile.
+    # `glob.glob`, because that of pathlib fails if a directory is removed while it walks.
     found = glob.glob(f"*/*/*/{_DIRECTORY}/*/{_FILES}", root_dir=root)  # noqa: PTH207
     return [root / name for name in found]
 
@@ -117,8 +105,6 @@ class SnapshotNote(msgspec.Struct, frozen=True):
 
 
 _encoder = msgspec.json.Encoder()
-
-
 _decoder = msgspec.json.Decoder(SnapshotNote)
 
 
@@ -144,8 +130,8 @@ class LocalSnapshot:
         new.replace(self.directory / _NOTE)
 
     def mark_damaged(self) -> None:
-        """Note that a file was changed: neither this nor the local copy beside it is to be used."""
-        with suppress(FileNotFoundError):  # it was removed meanwhile
+        """Note that a file was changed: neither this snapshot nor the local copy is to be used."""
+        with suppress(FileNotFoundError):  # it has been removed
             (self.directory / _DAMAGED).touch()
 
     @property
@@ -212,7 +198,7 @@ class LocalSnapshots:
         """
         if (version := backend.version()) != handle.version:
             raise BackendCorruptError(
-                f"the local copy beside {self._directory} is at version {version!r}, "
+                f"the local copy next to {self._directory} is at version {version!r}, "
                 f"{handle.version!r} was to be saved; it is rebuilt by the next attempt"
             )
         snapshot = LocalSnapshot(self._directory / new_snapshot_id())
@@ -331,10 +317,7 @@ DAMAGED = (
     "%s is not used for a base snapshot, because a file on this executor's disk was changed (%s). "
     "No state is lost: the next epoch rebuilds the local copy. Check the disk."
 )
-
-
 """What to log of a damaged snapshot: its directory, and what was found."""
-
 
 logger = library_logger(__name__)
 
@@ -358,7 +341,7 @@ def upload_steps(
     """Upload the missing files of a snapshot one by one, and yield the path of each.
 
     It does nothing if another thread uploads the snapshot and `wait` is false. Every attempt
-    writes under names of its own.
+    writes under other names.
     """
     with snapshot.claimed(wait=wait) as claimed:
         if not claimed:
@@ -431,8 +414,6 @@ class BackgroundUploads:
 
 
 background_uploads = BackgroundUploads()
-
-
 """The uploads of this Python worker."""
 
 
@@ -450,7 +431,7 @@ def _content(path: Path) -> Generator[bytes, None, None]:
 
 
 def _changes(snapshot: LocalSnapshot, note: SnapshotNote) -> Generator[bytes, None, None]:
-    # Without a format of its own, a snapshot shares no file, so it can be opened where it is.
+    # Without a format of the backend, a snapshot shares no file, so it can be opened where it is.
     with (
         _marking_damage(snapshot),
         open_backend(note.backend, snapshot.files, create=False) as backend,
@@ -479,13 +460,13 @@ def _check_version(backend: StateBackend, version: str) -> None:
 def _marking_damage(snapshot: LocalSnapshot) -> Iterator[None]:
     """Mark a snapshot that turns out to be damaged, also if a storage translates the error.
 
-    Files that another thread removes meanwhile are no damage.
+    Files that another thread removes in the meantime are not damage.
     """
     try:
         yield
     except BackendCorruptError as exc:
         if snapshot.is_removed:
-            raise FileNotFoundError(f"{snapshot.directory} was removed meanwhile") from exc
+            raise FileNotFoundError(f"{snapshot.directory} was removed in the meantime") from exc
         snapshot.mark_damaged()
         raise
     except OSError as exc:

@@ -111,15 +111,17 @@ class Materializer:
         and the upload fails.
         """
         if self._copy.is_private:  # its snapshots would go with it
-            return self._made_at_once(handle, epoch) if self._must_wait(handle) else handle
-        kept = _of_use(handle)
+            return self._make_base(handle, epoch) if self._must_wait(handle) else handle
+        kept = _used_snapshots(handle)
         if handle.pending is not None:
-            handle = self._pending_taken_on(handle, handle.pending, epoch)
+            handle = self._advance_pending(handle, handle.pending, epoch)
         if handle.pending is None and self._are_due(
             handle, handle.segments, handle.changelog_since_ms, epoch
         ):
-            handle = self._taken(handle, epoch)
-        self._copy.snapshots.keep_only(kept | _of_use(handle))  # a retry starts where this did
+            handle = self._take_snapshot(handle, epoch)
+        self._copy.snapshots.keep_only(
+            kept | _used_snapshots(handle)
+        )  # a retry starts where this did
         if handle.changelog_since_ms is None:
             handle = msgspec.structs.replace(handle, changelog_since_ms=epoch.processing_time_ms)
         return handle
@@ -137,7 +139,7 @@ class Materializer:
     def _must_wait(self, handle: Handle) -> bool:
         return len(handle.segments) >= MOST_SEGMENTS * self._settings.max_segments
 
-    def _taken(self, handle: Handle, epoch: EpochStart) -> Handle:
+    def _take_snapshot(self, handle: Handle, epoch: EpochStart) -> Handle:
         """Take a snapshot of the version that the epoch starts from."""
         snapshot = self._copy.snapshots.take(
             self._copy.backend, self._copy.backend_type, handle, epoch.number
@@ -150,22 +152,22 @@ class Materializer:
             epoch.run_id,
         )
         handle = msgspec.structs.replace(handle, pending=pending)
-        return self._brought_on(handle, pending, snapshot)
+        return self._upload_or_use(handle, pending, snapshot)
 
-    def _pending_taken_on(
+    def _advance_pending(
         self, handle: Handle, pending: PendingSnapshot, epoch: EpochStart
     ) -> Handle:
         snapshot = self._copy.snapshots.find(pending.snapshot_id)
         if snapshot is not None:
-            return self._brought_on(handle, pending, snapshot)
+            return self._upload_or_use(handle, pending, snapshot)
         since = handle.segments_since(pending.version)
         is_overtaken = pending.run_id != epoch.run_id or self._are_due(
             handle, since or (), pending.taken_at_ms, epoch
         )
         # It may be on another executor, to which the subtask may return.
-        return _without(handle) if since is None or is_overtaken else handle
+        return _without_pending(handle) if since is None or is_overtaken else handle
 
-    def _brought_on(
+    def _upload_or_use(
         self, handle: Handle, pending: PendingSnapshot, snapshot: LocalSnapshot
     ) -> Handle:
         """Make a local pending snapshot the base if it is uploaded; otherwise upload it."""
@@ -177,7 +179,7 @@ class Materializer:
                 upload(self._storage, snapshot)
             except BackendCorruptError as exc:
                 logger.error(DAMAGED, snapshot.directory, exc)
-                return _without(handle)
+                return _without_pending(handle)
         base = snapshot.note().base()
         since = handle.segments_since(pending.version)
         lost = [each.file for each in base.files if not self._storage.exists(each.file.path)]
@@ -187,9 +189,9 @@ class Materializer:
                 base.snapshot_id,
                 lost[0].path,
             )
-            return _without(handle)
+            return _without_pending(handle)
         if since is None or base.version != pending.version:
-            return _without(handle)
+            return _without_pending(handle)
         return msgspec.structs.replace(
             handle,
             base=base,
@@ -198,7 +200,7 @@ class Materializer:
             changelog_since_ms=pending.taken_at_ms,
         )
 
-    def _made_at_once(self, handle: Handle, epoch: EpochStart) -> Handle:
+    def _make_base(self, handle: Handle, epoch: EpochStart) -> Handle:
         base = make_base(self._storage, self._copy.backend, handle, epoch.number)
         return msgspec.structs.replace(
             handle,
@@ -217,7 +219,7 @@ def materializer(
     return Materializer(copy, storage, settings, start_upload)
 
 
-def _of_use(handle: Handle) -> set[str]:
+def _used_snapshots(handle: Handle) -> set[str]:
     """Return the ids of the local snapshots that a handle has a use for."""
     pending = set() if handle.pending is None else {handle.pending.snapshot_id}
     if handle.base is None or find_snapshot_format(handle.base.format) is None:
@@ -225,5 +227,5 @@ def _of_use(handle: Handle) -> set[str]:
     return {handle.base.snapshot_id, *pending}
 
 
-def _without(handle: Handle) -> Handle:
+def _without_pending(handle: Handle) -> Handle:
     return msgspec.structs.replace(handle, pending=None)

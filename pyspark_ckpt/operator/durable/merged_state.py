@@ -20,7 +20,7 @@ _FEW = 4
 """Writes to fewer than one in four entries are put in one by one."""
 
 _MEMORY_BYTES = 16 << 20
-"""Memory for the writes of the segments; more go to disk. More memory is no faster."""
+"""Memory for the writes of the segments; more go to disk. More memory is not faster."""
 
 
 def merged_state(

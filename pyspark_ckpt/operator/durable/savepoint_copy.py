@@ -1,6 +1,6 @@
 """The part of a savepoint that one task makes: all state of one subtask.
 
-The task runs at low priority, because the tasks of an epoch may run beside it.
+The task runs at low priority, because the tasks of an epoch may run at the same time.
 """
 
 from __future__ import annotations
