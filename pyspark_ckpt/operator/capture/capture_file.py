@@ -196,7 +196,7 @@ def decode_parts(source: _Source, name: str) -> Iterator[CapturePart]:
     found = False
     while magic := source.read(len(MAGIC)):
         if magic != MAGIC:
-            raise corrupt_file(name, "it is no capture, or it was changed", _TO_DO)
+            raise corrupt_file(name, "it is not a capture, or it was changed", _TO_DO)
         epoch = _header(source, name)
         yield CapturePart(epoch, dict(_sections(source, epoch, name)))
         found = True
@@ -207,7 +207,7 @@ def decode_parts(source: _Source, name: str) -> Iterator[CapturePart]:
 def decode_epoch(source: _Source, name: str) -> CapturedEpoch:
     """Return the header of the first part of a capture file."""
     if source.read(len(MAGIC)) != MAGIC:
-        raise corrupt_file(name, "it is no capture, or it was changed", _TO_DO)
+        raise corrupt_file(name, "it is not a capture, or it was changed", _TO_DO)
     return _header(source, name)
 
 

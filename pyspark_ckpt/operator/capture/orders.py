@@ -21,8 +21,6 @@ from pyspark_ckpt.operator.descriptor import CaptureOrder
 from pyspark_ckpt.storage.base import JSON_ERRORS, Storage
 
 MAX_BYTES = 1 << 20
-
-
 _REQUEST = re.compile(r"[0-9]{15}-[0-9a-f]{16}\.request\.json")
 
 

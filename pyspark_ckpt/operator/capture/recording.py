@@ -33,19 +33,11 @@ from pyspark_ckpt.operator.values.message_pack import end_of_value
 from state_backends import StateBackend
 
 STEP_COLUMN = "__ckpt_step"
-
-
 KEY_COLUMN = "__ckpt_key"
-
-
 """Columns of captured output: the method that yielded a row, and the stored key it was for."""
 
-
 _CODEC = "zstd"
-
-
 _NO_LIMIT = 1 << 62
-
 
 ReadInput = Callable[[], EpochInput]
 
@@ -191,14 +183,16 @@ class EpochRecorder:
         self.touched = dict(self._table.touched)
         if processing.quarantine is not None:
             self.touched.update(dict.fromkeys(processing.quarantine.parked))
-        entries = stored_entries(self._backend, self._states, self.touched)
-        for key, value in entries:
+        for key, value in stored_entries(self._backend, self._states, self.touched):
             self.before[key] = value
             if self._count(len(key) + len(value), "state") is not None:
                 break
         if writes and self.left_out is None:
             for part in self._table.changes():
-                self._keep_writes(zip(part.keys, part.values, strict=True))
+                for key, write in zip(part.keys, part.values, strict=True):
+                    if is_of(key, self.touched):
+                        self.writes[key] = write
+                        self._count(len(key) + len(write or b""), "writes")
         if self.left_out is not None:
             self._clear()
 
@@ -214,12 +208,6 @@ class EpochRecorder:
             SectionName.OUTPUT: in_arrow(self.output),
         }
         return {name: data for name, data in contents.items() if data}
-
-    def _keep_writes(self, entries: Iterable[Entry]) -> None:
-        for key, value in entries:
-            if is_of(key, self.touched):
-                self.writes[key] = value
-                self._count(len(key) + len(value or b""), "writes")
 
     def _count(self, size_bytes: int, what: str) -> str | None:
         """Count bytes; return why the epoch is left out, if there are too many."""
@@ -273,10 +261,7 @@ def in_changes(entries: Iterable[Entry]) -> bytes:
 
 
 _AT_ONCE = 10_000
-
-
 _KEY_START = KEY_GROUP_BYTES + 1
-
 
 Entry = tuple[bytes, bytes | None]
 

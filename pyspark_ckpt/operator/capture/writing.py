@@ -35,7 +35,7 @@ from pyspark_ckpt.operator.capture.recording import (
 )
 from pyspark_ckpt.operator.descriptor import Runtime
 from pyspark_ckpt.operator.quarantine.quarantine import Releases
-from pyspark_ckpt.operator.quarantine.releases import EVERY_KEY, ReleasedKeys
+from pyspark_ckpt.operator.quarantine.releases import EVERY_KEY
 from pyspark_ckpt.operator.rows.keyed import keyed_rows
 from pyspark_ckpt.operator.rows.mode import InputMode
 from pyspark_ckpt.operator.rows.sent_rows import SentRows
@@ -70,9 +70,14 @@ class EpochOfTask:
     def header(self, processing: Processing) -> CapturedEpoch:
         """Return the header of the epoch's capture."""
         clock, runtime = self.clock, self.runtime
-        released: ReleasedKeys = frozenset()
+        released = Released()
         if processing.quarantine is not None:
-            released = self.releases.keys()
+            keys = self.releases.keys()
+            if keys is EVERY_KEY:
+                released = Released(all=True)
+            else:
+                assert isinstance(keys, frozenset)
+                released = Released(keys=tuple(sorted(key.hex() for key in keys)))
         return CapturedEpoch(
             epoch=self.number,
             timeline=len(runtime.rolled_back),
@@ -89,14 +94,14 @@ class EpochOfTask:
             ),
             program=self.program,
             completed_checkpoint_id=processing.completed_checkpoint_id,
-            released=_described(released),
+            released=released,
         )
 
 
 class WrittenEpoch:
     """Records an epoch that was asked for, and writes it when it is over.
 
-    A capture that cannot be written is left out with a warning: the query needs none.
+    A capture that cannot be written is left out with a warning: the query does not need it.
     """
 
     def __init__(self, epoch: EpochOfTask, limit_bytes: int) -> None:
@@ -142,7 +147,7 @@ class WrittenFailure:
     A key that is parked has failed too. There may be many of them, so one capture is written for
     each kind of error: the same code, and the same lines.
 
-    Timers fire behind all rows, and a timer's key may have had some. So rows are kept until the end
+    Timers fire after all rows, and a timer's key may have had some. So rows are kept until the end
     where timers fire.
 
     Once the rows exceed `limit_bytes`, no row is kept for timers.
@@ -208,10 +213,10 @@ class WrittenFailure:
         origin = "\n".join((epoch.program.code_sha256, step, origin_of(error)))
         path = parked_failure_path(epoch.handle.uid, epoch.handle.subtask, origin.encode())
         if path not in self._parked:
-            self._parked[path] = self._written(processing, path, text)
+            self._parked[path] = self._capture_parked(processing, path, text)
         return self._parked[path]
 
-    def _written(self, processing: Processing, path: str, text: str) -> str:
+    def _capture_parked(self, processing: Processing, path: str, text: str) -> str:
         """Return how to run a parked key's failure again; write its capture if it is not there."""
         epoch = self._epoch
         try:
@@ -242,12 +247,12 @@ class WrittenFailure:
         header = msgspec.structs.replace(
             self._epoch.header(processing), batches=tuple(map(len, parts))
         )
-        is_behind_rows = processing.part_under_way is None and bool(touched)
-        if is_behind_rows and self._size_bytes > self._limit_bytes:
+        is_after_rows = processing.part_under_way is None and bool(touched)
+        if is_after_rows and self._size_bytes > self._limit_bytes:
             header = msgspec.structs.replace(
                 header,
                 left_out=(
-                    "it failed behind its rows, and they are too many to be kept for that, more "
+                    "it failed after its rows, and they are too many to be kept for that, more "
                     f"than {self._limit_bytes} bytes; raise spark.ckpt.capture.max-size"
                 ),
             )
@@ -354,10 +359,3 @@ def _without_files(handle: Handle) -> Handle:
         states=handle.states,
         time_mode=handle.time_mode,
     )
-
-
-def _described(released: ReleasedKeys) -> Released:
-    if released is EVERY_KEY:
-        return Released(all=True)
-    assert isinstance(released, frozenset)
-    return Released(keys=tuple(sorted(key.hex() for key in released)))
