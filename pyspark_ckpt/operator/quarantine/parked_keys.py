@@ -129,7 +129,7 @@ class ParkedKeys:
         self._put(msgspec.structs.replace(key, step=step, error=error))
 
     def keep(self, sent: Any) -> None:
-        """Keep rows of the key being worked on, which is parked, behind those that are kept."""
+        """Keep rows of the key being worked on, which is parked, after those that are kept."""
         assert self._keeping is not None
         rows = [(self._epoch, *values) for values in self._keeping.values(sent)]
         _, state = self._opened()

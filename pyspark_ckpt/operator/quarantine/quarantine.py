@@ -135,7 +135,7 @@ class Quarantine:
             self._keys.remove()
         else:
             text = describe(error)
-            more = self._noted(step, error, text)
+            more = self._call_on_error(step, error, text)
             logger.warning("%s: a released key stays parked: %s%s", self._where, text, more)
             self._keys.note_error(step, text)
 
@@ -144,7 +144,7 @@ class Quarantine:
         self._keys.end()
 
     def _error_of(self, call: Call, output: Output) -> Exception | None:
-        """Make a call; return what it raised, as if it had not been made."""
+        """Make a call; return what it raised, and undo it then."""
         rows = output.rows
         self._table.begin_call()
         made: Any = None
@@ -167,10 +167,10 @@ class Quarantine:
 
     def _park(self, step: str, error: Exception, describe: Describe) -> None:
         text = describe(error)
-        more = self._noted(step, error, text)
+        more = self._call_on_error(step, error, text)
         self._releases.arm()
         self._keys.park(step, text)
         logger.warning("%s: a key is parked, because %s raised %s%s", self._where, step, text, more)
 
-    def _noted(self, step: str, error: Exception, text: str) -> str:
+    def _call_on_error(self, step: str, error: Exception, text: str) -> str:
         return "" if self.on_error is None else self.on_error(step, error, text)

@@ -7,7 +7,7 @@
     releases/<time>-<random>.request.json       a request to release keys
     releases/epoch-<timeline>-<epoch>.json      the requests that an epoch carries out
 
-Each epoch behind the one that parked the first key decides once which requests it carries out. The
+Each epoch after the one that parked the first key decides once which requests it carries out. The
 one that parked it decides nothing, also when it is repeated: the key is not parked where it begins,
 so a request would be taken for done and have no effect. The first task that asks writes the
 decision exclusively. All other tasks of the epoch read that file, and so do all attempts to repeat
@@ -40,31 +40,17 @@ from pyspark_ckpt.storage.open import open_storage
 
 logger = library_logger(__name__)
 
-
 _ARMED = f"{RELEASES}/armed"
-
-
 _REQUEST = re.compile(r"[0-9]{15}-[0-9a-f]{16}\.request\.json")
-
-
 _EPOCH = re.compile(r"epoch-([0-9]{1,9})-([0-9]{1,18})\.json")
-
-
 _HEXADECIMAL = msgspec.Meta(pattern="^([0-9a-f]{2})*$")
 
-
 MAX_BYTES = 4 << 20
-
-
 """Of a request. A decision takes so many bytes of requests, and at least one request."""
-
 
 BEFORE_ALL = -1
 
-
 KEPT = 50
-
-
 """How many decisions stay, for epochs that are repeated."""
 
 
@@ -122,8 +108,6 @@ class _EveryKey:
 
 
 EVERY_KEY = _EveryKey()
-
-
 NO_KEY: ReleasedKeys = frozenset()
 
 
@@ -138,7 +122,7 @@ class ReleaseFiles:
         self._timeline = timeline
 
     def arm(self, epoch: int) -> None:
-        """Have the epochs behind this one decide, because it has a parked key.
+        """Have the epochs after this one decide, because it has a parked key.
 
         `epoch` is :data:`BEFORE_ALL` if each epoch has to decide.
         """
@@ -178,7 +162,7 @@ class ReleaseFiles:
         before = self._newest_before(epoch, names)
         done = () if before is None else self._decision(before).done
         waiting = sorted(n for n in names if _REQUEST.fullmatch(n) and n not in done)
-        taken = self._taken(waiting)
+        taken = self._first_releases(waiting)
         kept = [name for name in done if name in names]
         decision = Decision(releases=tuple(taken.values()), done=(*kept, *taken))
         try:
@@ -188,7 +172,7 @@ class ReleaseFiles:
         self._trim(epoch, names, done)
         return decision
 
-    def _taken(self, waiting: Sequence[str]) -> dict[str, Release]:
+    def _first_releases(self, waiting: Sequence[str]) -> dict[str, Release]:
         """Return the first requests by their names, as many as one decision takes.
 
         Others wait for the next. So do those that this user may not read: a request of somebody
@@ -202,7 +186,8 @@ class ReleaseFiles:
                 size_bytes += self._storage.size_bytes(path) or 0
                 if taken and size_bytes > MAX_BYTES:
                     break
-                taken[name] = self._requested(name)
+                request: ReleaseRequest = self._read(path, ReleaseRequest)
+                taken[name] = request.release
             except PermissionError as exc:
                 logger.warning(
                     "%s releases nothing, because this user may not read it (%s): let the user of "
@@ -229,10 +214,6 @@ class ReleaseFiles:
     def _decision(self, name: str) -> Decision:
         found: Decision = self._read(f"{RELEASES}/{name}", Decision, 2 * MAX_BYTES)
         return found
-
-    def _requested(self, name: str) -> Release:
-        found: ReleaseRequest = self._read(f"{RELEASES}/{name}", ReleaseRequest)
-        return found.release
 
     def _newest_before(self, epoch: int, names: list[str]) -> str | None:
         found = [(_place(name), name) for name in names if _EPOCH.fullmatch(name)]
