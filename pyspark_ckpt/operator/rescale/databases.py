@@ -61,16 +61,10 @@ from state_backends import (
 
 DIVIDED_SCHEMA = "handle binary"
 
-
 _MEMORY_BYTES = 16 << 20
-
-
 """Memory for the timers that are deleted; more go to disk."""
 
-
 _MOST_READS = 4
-
-
 """Above so many reads of one old subtask's entries, a shuffle is faster, which reads them once."""
 
 

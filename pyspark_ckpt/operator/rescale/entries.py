@@ -127,10 +127,8 @@ class Redistribution:
         if not self._keeps_key_groups:
             return Moved(None, stored_key[:start], stored_key[end:], value, key)
         key_group = int.from_bytes(stored_key[start:end], "big")
-        return Moved(self._subtask_of(key_group), stored_key, b"", value)
-
-    def _subtask_of(self, key_group: int) -> int:
-        return subtask_of(key_group, self._parallelism, self._max_parallelism)
+        subtask = subtask_of(key_group, self._parallelism, self._max_parallelism)
+        return Moved(subtask, stored_key, b"", value)
 
     def _operator_state(self, prefix: bytes, entries: Iterable[Entry]) -> Iterator[Moved]:
         move = self._moves.get(prefix[len(OPERATOR_STATE)])
@@ -154,7 +152,7 @@ class Redistribution:
         chunks = dict.fromkeys(everyone, 0)
         position = self._handle.subtask  # so that short lists do not all begin at subtask 0
         for rest, value in entries:
-            if not rest:  # the number of chunks, which comes anew
+            if not rest:  # the number of chunks, which is written again below
                 continue
             items = decode_chunk(value)
             for subtask in everyone:

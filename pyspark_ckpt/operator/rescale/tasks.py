@@ -194,10 +194,12 @@ def newest_of(handles: Iterable[Handle]) -> Handle:
     It is that of the last epoch. Of several, it is the first one that has the broadcast states: an
     edit gives a subtask that had no epoch none of them.
     """
-    return min(handles, key=lambda handle: (-handle.epoch, -_copied(handle), handle.subtask))
+    return min(
+        handles, key=lambda handle: (-handle.epoch, -_broadcast_states(handle), handle.subtask)
+    )
 
 
-def _copied(handle: Handle) -> int:
+def _broadcast_states(handle: Handle) -> int:
     return sum(
         state.sweeps is None and kind_of(state) is StateKind.BROADCAST for state in handle.states
     )
@@ -217,9 +219,9 @@ class _Counted:
         return self._count.entries
 
     def frames(self) -> Iterator[Changes]:
-        return self._count.through(in_frames(self._noted()))
+        return self._count.through(in_frames(self._check_each()))
 
-    def _noted(self) -> Iterator[Entry]:
+    def _check_each(self) -> Iterator[Entry]:
         previous: bytes | None = None
         for key, value in self._all:
             if key == previous:

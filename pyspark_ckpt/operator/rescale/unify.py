@@ -64,7 +64,7 @@ class UnifiedStates:
         if len(members) > MAX_STATES:
             raise PlanError(f"operator {uid!r} has more than {MAX_STATES} states: remove some")
         self._ids = {name: number for number, name in enumerate(members)}
-        self.states = tuple(self._merged(name, found) for name, found in members.items())
+        self.states = tuple(self._merge(name, found) for name, found in members.items())
 
     def moves(self, handle: Handle) -> dict[int, StateMove]:
         """Return what becomes of the entries of each of a subtask's states, by their id.
@@ -110,7 +110,7 @@ class UnifiedStates:
             schema_of(state), schema_of(self._wanted[name]), self._migrations.get(name)
         )
 
-    def _merged(self, name: str, members: Sequence[_Member]) -> StateDescriptor:
+    def _merge(self, name: str, members: Sequence[_Member]) -> StateDescriptor:
         unmigrated = [one for one in members if self._migration_of(one.state) is None]
         if unmigrated:
             newest = max(unmigrated, key=lambda one: (one.epoch, len(one.state.earlier_schemas)))
