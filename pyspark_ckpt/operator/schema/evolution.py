@@ -165,7 +165,9 @@ def same_type(stored: T.DataType, wanted: T.DataType, *, nullability: bool = Tru
     def same(one: T.DataType, other: T.DataType) -> bool:
         if isinstance(one, T.StructType) and isinstance(other, T.StructType):
             return len(one.fields) == len(other.fields) and all(
-                a.name == b.name and same_null(a.nullable, b.nullable) and same(*_types(a, b))
+                a.name == b.name
+                and same_null(a.nullable, b.nullable)
+                and same(a.dataType, b.dataType)
                 for a, b in zip(one.fields, other.fields, strict=True)
             )
         if isinstance(one, T.ArrayType) and isinstance(other, T.ArrayType):
@@ -173,21 +175,14 @@ def same_type(stored: T.DataType, wanted: T.DataType, *, nullability: bool = Tru
             return nulls and same(one.elementType, other.elementType)
         if isinstance(one, T.MapType) and isinstance(other, T.MapType):
             nulls = same_null(one.valueContainsNull, other.valueContainsNull)
-            return nulls and same(one.keyType, other.keyType) and same(*_value_types(one, other))
+            keys = same(one.keyType, other.keyType)
+            return nulls and keys and same(one.valueType, other.valueType)
         return one == other
 
     def same_null(one: bool, other: bool) -> bool:  # noqa: FBT001
         return one == other or not nullability
 
     return same(stored, wanted)
-
-
-def _types(one: T.StructField, other: T.StructField) -> tuple[T.DataType, T.DataType]:
-    return one.dataType, other.dataType
-
-
-def _value_types(one: T.MapType, other: T.MapType) -> tuple[T.DataType, T.DataType]:
-    return one.valueType, other.valueType
 
 
 class _Comparison:
@@ -231,7 +226,7 @@ class _Comparison:
         if repeated:
             return
         before = {field.name: field for field in stored.fields}
-        # Marks of `combine` are no values: without another field nothing is kept.
+        # Marks of `combine` are not values: without another field nothing is kept.
         values = [each.name for each in stored.fields if path or not _is_mark(each)] or stored.names
         if values and wanted.fields and not {*values} & {*wanted.names}:
             where = repr(path) if path else "the schema"
@@ -259,7 +254,7 @@ class _Comparison:
             self._allow(f"fields of {path!r} reordered" if path else "fields reordered")
 
     def _renamed(self, removed: list[str], added: list[str], path: str) -> None:
-        """Advise on names that may be one field: they differ in case, or there is no other."""
+        """Advise on names that may be one field: they differ in case, or they are the only ones."""
         by_case = {name.lower(): name for name in removed}
         only = removed[0] if len(removed) == len(added) == 1 else None
         for name in added:
@@ -371,7 +366,7 @@ def _holds_values_of(stored: T.DataType, wanted: T.DataType) -> bool:
         return (
             not loses_null
             and same_type(stored.keyType, wanted.keyType)
-            and _holds_values_of(*_value_types(stored, wanted))
+            and _holds_values_of(stored.valueType, wanted.valueType)
         )
     return same_type(stored, wanted) or widens(stored, wanted)
 
@@ -397,7 +392,7 @@ def _type_converter(stored: T.DataType, wanted: T.DataType) -> Callable[[Any], A
             else lambda items: [None if i is None else element(i) for i in items]
         )
     if isinstance(stored, T.MapType) and isinstance(wanted, T.MapType):
-        value = _type_converter(*_value_types(stored, wanted))
+        value = _type_converter(stored.valueType, wanted.valueType)
         return (
             None
             if value is None
@@ -411,7 +406,7 @@ def _struct_converter(
 ) -> Callable[[Sequence[Any]], Value] | None:
     if same_type(stored, wanted):
         return None
-    # An added field takes the null that the picker puts behind the stored values, a mark the true.
+    # An added field takes the null that the picker puts after the stored values, a mark the true.
     added = len(stored.fields)
     fields = {field.name: field for field in wanted.fields}
     place = {
@@ -449,7 +444,7 @@ def _in_turn(
 
 
 def _picker(places: list[int]) -> Callable[[Sequence[Any]], Value]:
-    """Return a function that picks values by place; behind the last value are null and true."""
+    """Return a function that picks values by place; after the last value are null and true."""
     if len(places) > 1:
         get = itemgetter(*places)
         return lambda values: get((*values, None, True))

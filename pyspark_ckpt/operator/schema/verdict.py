@@ -114,7 +114,9 @@ def used_migration(
     # Data under the new name is already migrated.
     if migration.renamed_from is not None:
         return None
-    return None if _as_asked_for(stored, wanted) else migration
+    values = compare(stored.value_schema, wanted.value_schema)
+    is_as_asked_for = values.verdict is Verdict.SAME and _same_keys(stored, wanted)
+    return None if is_as_asked_for else migration
 
 
 def state_text(state: StateSchema) -> str:
@@ -159,11 +161,6 @@ def _changes(
         *_values(stored, wanted, migration).changes,
         *_ttl(stored, wanted),
     )
-
-
-def _as_asked_for(stored: StateSchema, wanted: StateSchema) -> bool:
-    values = compare(stored.value_schema, wanted.value_schema)
-    return values.verdict is Verdict.SAME and _same_keys(stored, wanted)
 
 
 def _same_keys(stored: StateSchema, wanted: StateSchema) -> bool:
