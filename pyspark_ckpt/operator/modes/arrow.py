@@ -183,7 +183,7 @@ class ArrowOutput:
         return None
 
     def cut(self, rows: int) -> None:
-        """Remove the rows behind the first `rows`, which a call yielded before it raised."""
+        """Remove the rows after the first `rows`, which a call yielded before it raised."""
         while self.rows > rows:
             batch = self._batches.pop()
             self.rows -= batch.num_rows

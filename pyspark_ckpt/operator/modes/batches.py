@@ -54,8 +54,8 @@ class BatchProcessor(StatefulProcessor):
         Parameters
         ----------
         keys : pandas.DataFrame
-            The key columns, one row per key. Integers beside nulls are exact, in pandas' type
-            ``Int64``, here and in `rows`. Pass it, or some of its rows, to ``getMany`` and
+            The key columns, one row per key. Integers in columns with nulls are exact, in pandas'
+            type ``Int64``, here and in `rows`. Pass it, or some of its rows, to ``getMany`` and
             ``updateMany`` of value state.
         rows : pandas.DataFrame
             All rows of these keys, in the order of the keys. The index is the place of each row's

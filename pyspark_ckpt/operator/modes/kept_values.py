@@ -50,18 +50,14 @@ def kept(value: Any, *, by_name: bool = False) -> Any:
     if isinstance(value, dict):
         return {key: kept(item, by_name=by_name) for key, item in value.items()}
     if isinstance(value, np.ndarray):
-        return _kept_array(value)
+        copied: np.ndarray[Any, Any] = value.copy()
+        if value.dtype.kind == "O":  # no deep copy: it takes the `fold` from times of pandas
+            for place, item in np.ndenumerate(value):
+                copied[place] = kept(item)
+        return copied
     if isinstance(value, bytearray):
         return bytearray(value)
     return bytes(value) if isinstance(value, memoryview) else value
-
-
-def _kept_array(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    copied: np.ndarray[Any, Any] = values.copy()
-    if values.dtype.kind == "O":  # no deep copy: it takes the `fold` from times of pandas
-        for place, value in np.ndenumerate(values):
-            copied[place] = kept(value)
-    return copied
 
 
 def kept_row(row: Any) -> Any:

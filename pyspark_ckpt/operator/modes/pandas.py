@@ -102,7 +102,7 @@ class PandasOutput:
         return None
 
     def cut(self, rows: int) -> None:
-        """Remove the rows behind the first `rows`, which a call yielded before it raised."""
+        """Remove the rows after the first `rows`, which a call yielded before it raised."""
         while self._rows > rows:
             frame = self._frames.pop()
             self._rows -= len(frame if isinstance(frame, np.ndarray) else frame[0])
@@ -335,14 +335,8 @@ class FrameIndexes:
 
 
 _ROWS_KEY = "spark.sql.execution.arrow.maxRecordsPerBatch"
-
-
 _BYTES_KEY = "spark.sql.execution.arrow.maxBytesPerBatch"
-
-
 _NO_BYTES = 2**31 - 1
-
-
 """Spark's default, which means that there is no limit."""
 
 

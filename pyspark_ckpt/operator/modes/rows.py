@@ -115,7 +115,7 @@ class RowsOutput:
         return output
 
     def cut(self, rows: int) -> None:
-        """Remove the rows behind the first `rows`, which a call yielded before it raised."""
+        """Remove the rows after the first `rows`, which a call yielded before it raised."""
         del self._rows[rows:]
 
     def take(self) -> pa.RecordBatch:
