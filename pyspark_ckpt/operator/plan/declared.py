@@ -122,7 +122,7 @@ def no_instance(processor: object, wanted: type) -> str:
         name = processor.__name__
         return f"the class {name} was given for an instance: give {name}()"
     return (
-        f"{type(processor).__name__} is no {wanted.__name__}: subclass "
+        f"{type(processor).__name__} does not extend {wanted.__name__}: subclass "
         f"{_PUBLIC.get(wanted.__name__, 'pyspark_ckpt')}.{wanted.__name__}"
     )
 

@@ -151,8 +151,8 @@ def _check_event_time(schema: T.StructType, column: str, uid: str) -> None:
         column in schema.names and isinstance(schema[column].dataType, T.TimestampType)
     ):
         raise PlanError(
-            f"operator {uid!r}: eventTimeColumnName is {column!r}, which is no timestamp column of "
-            f"its outputStructType {schema.simpleString()}"
+            f"operator {uid!r}: eventTimeColumnName is {column!r}, which is not a timestamp column "
+            f"of its outputStructType {schema.simpleString()}"
         )
 
 
@@ -315,7 +315,10 @@ class OperatorPlan:
             arguments.migrations,
             self._broadcast_rows(),
             self._initial_rows(output),
-            UserSources.of(arguments.processor, _functions_of(arguments.migrations)),
+            UserSources.of(
+                arguments.processor,
+                [each for one in arguments.migrations.values() for each in (one.value, one.key)],
+            ),
             self._wake_rows(),
             ParkedRows(self.keyed.columns) if parks else None,
         )
@@ -396,10 +399,6 @@ class OperatorPlan:
             return make_mode(columns, output)
         limits = FrameLimits.of_session(self.keyed.df.sparkSession.conf.get)
         return PandasInput(columns, output, limits)
-
-
-def _functions_of(migrations: Mapping[str, Migration]) -> list[Any]:
-    return [each for one in migrations.values() for each in (one.value, one.key)]
 
 
 def _named(function: SubtaskFunction, uid: str) -> Any:

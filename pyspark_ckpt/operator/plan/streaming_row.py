@@ -1,6 +1,6 @@
 """What a plan needs and PySpark lacks: a stream of one row, and other output modes.
 
-It is no source: it has no offsets, and never causes an epoch. Its row is there in each epoch.
+It is not a source: it has no offsets, and never causes an epoch. Its row is there in each epoch.
 
 Spark's check of a plan wants ``applyInPandasWithState`` to have the mode of the query; nothing else
 in Spark looks at the operator's mode. An operator whose mode is neither append nor update passes
@@ -109,7 +109,7 @@ def plan_error(exc: AnalysisException) -> PlanError | None:
     reason = text.split("\n")[0].rstrip(";").replace("applyInPandasWithState", "the operator")
     return PlanError(
         f"Spark refuses the query: {reason.rstrip('. ')}. Operators of this library run with "
-        "outputMode append or update; beside an aggregation, see README, Limits"
+        "outputMode append or update; together with an aggregation, see README, Limits"
     )
 
 

@@ -433,7 +433,7 @@ def test_a_batch_processor_has_no_quarantine_as_in_a_query() -> None:
 
 
 def test_a_processor_and_a_backend_must_be_one() -> None:
-    with pytest.raises(ckpt.PlanError, match="int is no StatefulProcessor"):
+    with pytest.raises(ckpt.PlanError, match="int does not extend StatefulProcessor"):
         ProcessorHarness(1)  # type: ignore[arg-type]
     with pytest.raises(ckpt.ConfigurationError, match="'paper'"):
         ProcessorHarness(Count(), backend="paper")
