@@ -22,7 +22,7 @@ def batches_of(frames: Iterable[pd.DataFrame], schema: pa.Schema) -> Iterator[pa
 
 
 def bad_text_of(error: BaseException) -> tuple[str, bytes] | None:
-    """Return the column and the text that is no UTF-8 for which PySpark could not make a frame.
+    """Return the column and the text that is not UTF-8 for which PySpark could not make a frame.
 
     The batch is in the frames of Python's stack on which the error was raised. ``None`` if it is
     not there, or if the error has another reason.
@@ -58,7 +58,7 @@ def _column(array: pa.Array) -> pd.Series[Any]:
 
 
 def _masked_array(array: pa.Array) -> Any:
-    """Return numbers and booleans as a pandas array with a mask of their own.
+    """Return numbers and booleans as a pandas array with a separate mask.
 
     It is the one pandas form that keeps NaN, null and 64-bit integers apart on the way to Arrow;
     ``None`` for types whose Python objects do that by themselves.

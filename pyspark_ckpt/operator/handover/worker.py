@@ -36,21 +36,12 @@ from pyspark_ckpt.operator.task_failure import marked_errors
 
 _log = logging.getLogger("pyspark_ckpt")
 
-
 _READ_UDFS = "read_udfs"
-
-
 _WORKERS = ("pyspark.worker", "__main__")
-
-
 _PROFILER = "spark.sql.pyspark.udf.profiler"
 
-
 Replies = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
-
-
 """From the batches of the stream to Python to those of the stream back."""
-
 
 _logged: set[str] = set()
 
@@ -150,10 +141,7 @@ def _replace_methods(serializer: Any, replies: Replies) -> None:
 
 
 STATE_SCHEMA = T.StructType([T.StructField("handle", T.BinaryType())])
-
-
 """What Spark's own state store keeps for a subtask."""
-
 
 _STATE_COLUMNS = (
     ("properties", pa.string()),
@@ -162,16 +150,10 @@ _STATE_COLUMNS = (
     ("oldTimeoutTimestamp", pa.int64()),
 )
 
-
 _PICKLED: Any = CPickleSerializer()
-
-
 """The form in which Spark's JVM sends and takes the value of a state."""
 
-
 Group = Callable[[Iterator[pa.RecordBatch], GroupState], Iterator[pa.RecordBatch]]
-
-
 """The function of a group: gets its rows and its state, yields its output, changes the state."""
 
 
@@ -216,21 +198,16 @@ def _pieces(
     state = None
     for batch in batches:
         data = batch.select(range(batch.num_columns - 1))
-        for info in _piece_infos(batch.column(batch.num_columns - 1)):
+        infos = batch.column(batch.num_columns - 1)
+        for place in range(len(infos)):
+            info = infos[place].as_py()
+            if info is None:  # only the first rows of the column say something
+                break
             if state is None:
                 state = _state(info)
             yield state, data.slice(info["startOffset"], info["numRows"])
             if info["isLastChunk"]:
                 state = None
-
-
-def _piece_infos(column: pa.Array) -> Iterator[dict[str, Any]]:
-    """Yield what the first rows of the column say; the others are null."""
-    for place in range(len(column)):
-        info = column[place].as_py()
-        if info is None:
-            return
-        yield info
 
 
 def _state(info: dict[str, Any]) -> GroupState:
