@@ -53,7 +53,7 @@ class Count(Aggregate):
 class Sum(Aggregate):
     """The sum of a column of numbers; null if the key has only nulls.
 
-    Its type is that of Spark's ``sum``. A sum of whole numbers that is no long any more is an
+    Its type is that of Spark's ``sum``. A sum of whole numbers that does not fit a long is an
     error. A sum of fractions depends on the order of the rows.
 
     Parameters

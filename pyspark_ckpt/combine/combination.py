@@ -26,14 +26,9 @@ from pyspark_ckpt.operator.values.arrow_forms import cast, whole
 from pyspark_ckpt.operator.values.arrow_values import arrow_type
 
 INPUT = "__ckpt_input_"
-
-
 """Begins the names of the columns that aggregates read, so that none is the name of a key."""
 
-
 CombineFunction = Callable[[pa.Table, list[str]], pa.Table]
-
-
 """A user's function from partial rows, and the names of the key columns, to one row per key."""
 
 
@@ -258,7 +253,10 @@ def merged(table: pa.Table, keys: Sequence[str], columns: Sequence[Merged]) -> p
     In `table`, earlier rows of a key must come first. It may also have columns of
     :func:`first_mark`.
     """
-    steps = [_step(column, table, f"__ckpt_{place}") for place, column in enumerate(columns)]
+    steps = [
+        _STEPS[column.merge](column, table, f"__ckpt_{place}")
+        for place, column in enumerate(columns)
+    ]
     given = {name: array for step in steps for name, array in step.given.items()}
     wanted = list(dict.fromkeys(one for step in steps for one in step.wanted))
     numbered = pa.table(
@@ -394,7 +392,7 @@ class _Last(_Step):
 
 
 class _List(_Step):
-    """Lists of a key behind each other."""
+    """The lists of a key, one after the other."""
 
     def __init__(self, column: Merged, table: pa.Table, name: str) -> None:
         super().__init__(column, table, name)
@@ -419,7 +417,3 @@ _STEPS: dict[Merge, type[_Step]] = {
     Merge.LAST: _Last,
     Merge.LIST: _List,
 }
-
-
-def _step(column: Merged, table: pa.Table, name: str) -> _Step:
-    return _STEPS[column.merge](column, table, name)

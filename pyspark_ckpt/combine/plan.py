@@ -86,7 +86,7 @@ class CombinationPlan:
         if self.before_shuffle and other:
             raise PlanError(
                 f"{self._where}: beforeShuffle=True, but the columns {other} have types that are "
-                "only combined behind the shuffle: leave beforeShuffle out"
+                "only combined after the shuffle: leave beforeShuffle out"
             )
         return not other and (bool(self.before_shuffle) or not self.combination.needs_order)
 
@@ -135,7 +135,7 @@ def _combined(
 
 
 def _not_grouped(keyed: KeyedInput, combination: Aggregates | FunctionOverTables) -> list[str]:
-    """Return the columns that only the operator behind the shuffle can combine."""
+    """Return the columns that only the operator after the shuffle can combine."""
     rows = keyed.columns.schema
     fields = [*keyed.columns.key_schema, *(rows[name] for name in combination.inputs)]
     return [
@@ -197,7 +197,7 @@ class CombinedBeforeShuffle:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Return partial rows: one per key of each piece of the input, or all rows of a piece.
 
-        A sum of a piece may not fit its type where the whole sum does. Only the operator behind the
+        A sum of a piece may not fit its type where the whole sum does. Only the operator after the
         shuffle has all rows of a key, so it decides.
         """
         pays = True
@@ -266,7 +266,11 @@ class CombiningProcessor(ArrowProcessor):
         partials = pa.concat_tables([old, _with_true(new, marks).cast(old.schema)])
         merged = self._combination.merge(partials, by).sort_by(KEY_POSITION)
         self._state.updateMany(keys, _with_true(merged, self._flags))
-        yield _beside(keys.drop([KEY_POSITION]), merged.drop([KEY_POSITION]))
+        shown = [keys.drop([KEY_POSITION]), merged.drop([KEY_POSITION])]
+        yield pa.Table.from_arrays(
+            [column for table in shown for column in table.columns],
+            names=[name for table in shown for name in table.column_names],
+        )
 
     def close(self) -> None:
         """Close nothing."""
@@ -277,8 +281,3 @@ def _with_true(table: pa.Table, names: Sequence[str]) -> pa.Table:
     for name in names:
         table = table.append_column(name, true)
     return table
-
-
-def _beside(keys: pa.Table, results: pa.Table) -> pa.Table:
-    columns: Sequence[Any] = [*keys.columns, *results.columns]
-    return pa.Table.from_arrays(columns, names=[*keys.column_names, *results.column_names])
