@@ -301,7 +301,7 @@ def _of_subtask(
         if common is not None:
             yield from _since(common, old_storage, old, new_storage, new)
             return
-        of_shared_files = _beside_shared_files(old_storage, old, new_storage, new)
+        of_shared_files = _outside_shared_files(old_storage, old, new_storage, new)
         if of_shared_files is not None:
             yield from of_shared_files
             return
@@ -333,7 +333,7 @@ def _since(
             yield key, change
 
 
-def _beside_shared_files(
+def _outside_shared_files(
     old_storage: Storage, old: Handle, new_storage: Storage, new: Handle
 ) -> Iterator[tuple[bytes, Change]] | None:
     """Return what differs if the two base snapshots share files, else ``None``."""
@@ -424,7 +424,7 @@ def _nonempty(parts: Iterator[Changes]) -> Iterator[Changes]:
 
 
 def _cut(part: Changes, high: bytes) -> tuple[Changes, Changes | None]:
-    """Divide a part behind a key; the second half is ``None`` if nothing is left."""
+    """Divide a part after a key; the second half is ``None`` if nothing is left."""
     place = bisect_right(part.keys, high)
     rest = Changes(part.keys[place:], part.values[place:])
     return Changes(part.keys[:place], part.values[:place]), rest if rest.keys else None
@@ -440,10 +440,7 @@ def _different(old: Changes, new: Changes) -> Iterator[tuple[bytes, Change]]:
 
 _AT_ONCE = 10_000
 
-
 _MOST_OF_ITS_OWN = 0.25
-
-
 """If a database has more than this share of its bytes for itself, reading all entries is faster,
 and the keys of its own files take too much memory."""
 

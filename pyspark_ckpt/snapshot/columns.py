@@ -78,7 +78,7 @@ def python_rows(table: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:
 
 
 def pandas_frame(table: pa.Table) -> pd.DataFrame:
-    """Return a table as a frame in which integers beside nulls keep their digits, as objects.
+    """Return a table as a frame; integers in columns with nulls keep their digits, as objects.
 
     pandas would make them doubles, of which none is, for example, 2**60 + 1.
     """
@@ -116,7 +116,7 @@ def _comparable(table: pa.Table) -> list[list[Any]]:
 
 
 class ColumnNames:
-    """Gives each column of a table a name of its own; case does not count, as in Spark."""
+    """Gives each column of a table another name; case does not count, as in Spark."""
 
     def __init__(self) -> None:
         self._taken: set[str] = set()
@@ -338,7 +338,7 @@ class BinaryColumn:
 
     @property
     def joined(self) -> memoryview:
-        """All values one behind the other."""
+        """All values, one after the other."""
         return self._data.data[int(self._offsets[0]) : int(self._offsets[-1])]
 
     def value(self, row: int) -> bytes:

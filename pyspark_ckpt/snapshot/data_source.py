@@ -1,8 +1,9 @@
 """The tables of a snapshot as Spark frames: a data source with a partition per subtask.
 
 Who plans the read writes a pin for each part. The process that reads a part renews the pins of all
-parts that are left, and removes that of its own at the end. So the snapshot is kept from planning
-until the last part was read. If all these processes die, the pins are over after their time.
+parts that are left, and removes the pin of its own part at the end. So the snapshot is kept from
+planning until the last part was read. If all these processes die, the pins are over after their
+time.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from pyspark_ckpt.clock import now_ms
 from pyspark_ckpt.errors import CheckpointNotFoundError, CkptError, ConfigurationError, StateError
-from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.formats.metadata_file import encode_metadata
 from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.operator.values.arrow_values import in_type
@@ -118,7 +118,7 @@ class StateDataSource(DataSource):
         'struct<user:string,n:bigint>'
         """
         with self._table.opened() as view:
-            return _spark_schema(view)
+            return from_arrow_schema(view.schema, prefer_timestamp_ntz=True)
 
     def reader(self, schema: T.StructType) -> DataSourceReader:  # noqa: ARG002  # it is its own
         """Return a reader of the table.
@@ -284,10 +284,6 @@ def _key_of(view: StateView, equal: dict[tuple[str, ...], Any]) -> tuple[Any, ..
     return key
 
 
-def _spark_schema(view: TableView) -> T.StructType:
-    return from_arrow_schema(view.schema, prefer_timestamp_ntz=True)
-
-
 def _sent(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
     return in_microseconds(column, kind) if column.type == TIME else in_type(column, kind)
 
@@ -364,7 +360,7 @@ def _pin(source: RestoreSource, part: Part) -> None:
     except (OSError, CkptError) as exc:
         logger.warning(
             "%s: the pin of a job could not be written, so what it reads may be deleted "
-            "meanwhile: %s",
+            "in the meantime: %s",
             source.storage.url,
             exc,
         )
@@ -377,7 +373,9 @@ def _metadata_of(source: RestoreSource, uid: str, subtask: int | None) -> bytes:
         msgspec.structs.replace(
             operator,
             handles=tuple(
-                handle if subtask in (None, handle.subtask) else _without_files(handle)
+                handle
+                if subtask in (None, handle.subtask)
+                else msgspec.structs.replace(handle, base=None, segments=())
                 for handle in operator.handles
             ),
         )
@@ -388,11 +386,6 @@ def _metadata_of(source: RestoreSource, uid: str, subtask: int | None) -> bytes:
         metadata, operators=operators, source_logs=(), stored_spark_operators=msgspec.UNSET
     )
     return encode_metadata(part)
-
-
-def _without_files(handle: Handle) -> Handle:
-    """Return a handle that only says which states the subtask has."""
-    return msgspec.structs.replace(handle, base=None, segments=())
 
 
 class PartPin:
@@ -431,7 +424,7 @@ class PartPin:
         """Remove the pin, unless it is left."""
         if not self._over.is_set():
             self._over.set()
-            # The task of another part may renew the pin meanwhile; see `_renew`.
+            # The task of another part may renew the pin at the same time; see `_renew`.
             try:
                 while pins := [each for each in self._pins() if each.token == self._token]:
                     if not self._delete(pins):

@@ -224,16 +224,16 @@ def _decoded(
     rows = pa.Table.from_batches(batches, table.schema)
     number = {row: place for place, row in enumerate(there)}
     spread = pa.array([number.get(row) for row in range(len(values))], pa.int64())
-    whole = rows.take(spread) if there else _nulls(table.schema, len(values))
+    if there:
+        whole = rows.take(spread)
+    else:
+        nulls = [pa.nulls(len(values), field.type) for field in table.schema]
+        whole = pa.table(nulls, names=table.schema.names)
     key_columns = 0 if kind_of(state) is StateKind.BROADCAST else len(key_schema.fields)
     if state.map_key_schema is not None:
         key_columns += len(msgspec.json.decode(state.map_key_schema)["fields"])
     names = whole.column_names
     return whole.select(names[:key_columns]), whole.select(names[key_columns:])
-
-
-def _nulls(schema: pa.Schema, rows: int) -> pa.Table:
-    return pa.table([pa.nulls(rows, field.type) for field in schema], names=schema.names)
 
 
 def _column(values: Sequence[bytes | None]) -> BinaryColumn:
@@ -309,7 +309,10 @@ def changed_raw_state(
         "subtask": pa.array([subtask for subtask, _ in streams], pa.int32()),
         "stream": pa.array([number for _, number in streams], pa.int32()),
     }
-    data = [pa.table({"data": _data(found, streams)}) for found in (before, after)]
+    data = [
+        pa.table({"data": pa.array([found.get(stream) for stream in streams], pa.binary())})
+        for found in (before, after)
+    ]
     return ChangedRows(pa.array(kinds, pa.string()), pa.table(named), 0, *data)
 
 
@@ -323,10 +326,6 @@ def _streams(side: Side, subtasks: Iterable[int | None], what: str) -> dict[_Str
                 for row in batch.to_pylist():
                     found[row["subtask"], row["stream"]] = row["data"]
     return found
-
-
-def _data(found: Mapping[_Stream, bytes], streams: Sequence[_Stream]) -> pa.Array:
-    return pa.array([found.get(stream) for stream in streams], pa.binary())
 
 
 _COLUMNS = ("operator", "state", "kind", ADDED, REMOVED, CHANGED)

@@ -37,7 +37,7 @@ class Pin(Protocol):
         Raises
         ------
         CheckpointNotFoundError
-            If the snapshot was deleted meanwhile.
+            If the snapshot has been deleted.
         """
 
     def close(self) -> None:
@@ -129,7 +129,7 @@ class _Lease:
             except (OSError, CkptError) as exc:
                 logger.warning(
                     "%s: the pin of a reader could not be written, so what is read may be deleted "
-                    "meanwhile: %s",
+                    "in the meantime: %s",
                     self._storage.url,
                     exc,
                 )

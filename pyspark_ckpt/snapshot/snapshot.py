@@ -92,7 +92,7 @@ class Snapshot:
     source : RestoreSource
         The checkpoint or savepoint, whose metadata was checked.
     pin : Pin, optional
-        What keeps its files; by default a pin of its own.
+        What keeps its files; by default a separate pin.
 
     Examples
     --------

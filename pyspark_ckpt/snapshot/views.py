@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 import pyarrow as pa
-from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import CorruptFileError, StateUseError
-from pyspark_ckpt.formats.handle import Handle, StateDescriptor
+from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.operator.rows.keys import KeyPlaces, subtask_of
 from pyspark_ckpt.operator.state.kinds import Entries, Movement, kind_of
 from pyspark_ckpt.operator.table.catalog import evolved
@@ -240,7 +239,9 @@ class StateView(TableView):
         self._is_keyed = kind_of(self._state).movement is Movement.WITH_KEY
         empty = state_table(operator.key_schema, self._state, 0, 0, self._what)
         super().__init__(reader, operator, empty.schema, self._table)
-        self._columns = _columns_of(empty.schema, operator.key_schema, self._state)
+        names_of_table: list[str] = empty.schema.names
+        key_columns = len(operator.key_schema.fields) if self._is_keyed else 0
+        self._columns = names_of_table[key_columns:]
 
     @property
     def name(self) -> str:
@@ -403,10 +404,3 @@ class StateView(TableView):
 
     def _now_ms(self, *, include_expired: bool) -> int | None:
         return None if include_expired else self.now_ms
-
-
-def _columns_of(schema: pa.Schema, key_schema: T.StructType, state: StateDescriptor) -> list[str]:
-    """Return the columns of a state's table without those of the key."""
-    is_keyed = kind_of(state).movement is Movement.WITH_KEY
-    names: list[str] = schema.names
-    return names[len(key_schema.fields) if is_keyed else 0 :]

@@ -122,7 +122,7 @@ def test_a_directory_that_cannot_be_written_is_read_without_a_pin(
     monkeypatch.setattr(LocalStorage, "write", refuse)
     with ckpt.open_state(str(savepoint)) as snapshot:
         assert len(snapshot.state("op", "n").to_pandas()) == 2
-    assert "may be deleted meanwhile" in caplog.text
+    assert "may be deleted in the meantime" in caplog.text
 
 
 def test_a_pin_that_is_replaced_while_pins_are_read_counts(savepoint: Path) -> None:
