@@ -219,33 +219,16 @@ class NewestHandles:
 
 
 _MAGIC = b"LZ4Block"
-
-
 _BLOCK = struct.Struct("<BIII")
-
-
 _PLAIN, _COMPRESSED = 0x10, 0x20
-
-
 _METHOD = 0xF0
-
-
 _MOST_BYTES = 64 << 20
-
-
 _SIZE = struct.Struct(">i")
-
-
 _END = -1
-
-
 _WORD = struct.Struct("<q")
 
-
 _FIRST_FIELD = 8
-
-
-"""Where the first field is, behind a word of null bits."""
+"""Where the first field is, after a word of null bits."""
 
 
 class _OtherFormError(Exception):
@@ -267,7 +250,8 @@ def handles_in_changes(
     except FileNotFoundError:
         return None
     try:
-        return [_handle_in(row) for row in _rows(_uncompressed(data))]
+        # The handle is the only field of a struct, which is the first field of a row.
+        return [_first_field(_first_field(row)) for row in _rows(_uncompressed(data))]
     except (_OtherFormError, struct.error, OSError, pa.ArrowException):
         return None
 
@@ -316,11 +300,6 @@ def _rows(data: bytes) -> list[bytes]:
     if place != len(data):
         raise _OtherFormError
     return rows
-
-
-def _handle_in(row: bytes) -> bytes:
-    """Return the only field of the struct that is the first field of a row."""
-    return _first_field(_first_field(row))
 
 
 def _first_field(row: bytes) -> bytes:

@@ -212,7 +212,7 @@ class LiveState:
         return frame
 
     def _read(self, read: Callable[[StateOfRun], R]) -> R:
-        """Return what `read` returns for a run that did not end meanwhile, or for the last run."""
+        """Return what `read` returns for a run that has not ended since, or for the last run."""
         states = self._states_after(None)
         while True:
             try:
@@ -242,9 +242,7 @@ def _stamp(committed: CommittedEpoch) -> dict[str, Any]:
 
 
 _MOST_TRIES = 10
-
-
-"""A read is tried again if an epoch was committed meanwhile, because older files are deleted."""
+"""A read is tried again if an epoch was committed during it, because older files are deleted."""
 
 
 class LiveStates:
