@@ -58,7 +58,7 @@ class Erasure:
         Erased keys with a column of fewer than four bytes. So few bytes are in other entries by
         chance, so `mentions` leaves them out, except where they are a whole text of three.
     left : tuple of str
-        What is in the directory of `replaced`, or of a `savepoint` that stays, and is no part of
+        What is in the directory of `replaced`, or of a `savepoint` that stays, and is not part of
         it: files that somebody put there, or that a task left. They are kept, and not searched.
 
     Examples
@@ -252,7 +252,7 @@ def _savepoints_below(place: Storage, levels: int) -> Iterator[Storage]:
             if nested:
                 raise PlanError(
                     f"{below.url} is a savepoint and has {', '.join(nested)} inside: move that "
-                    "beside it, or it would stay with the keys when this one is replaced"
+                    "next to it, or it would stay with the keys when this one is replaced"
                 )
             yield below
         elif inside and not levels:

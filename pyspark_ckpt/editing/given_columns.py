@@ -1,8 +1,8 @@
 """The columns that users give to an edit, checked before they are cast to their table's types.
 
 Spark's cast drops the fraction of a number, takes a double that has no room for all digits, and
-without ANSI gives null for a text that is no number. A key or value that changed silently would be
-another one.
+without ANSI gives null for a text that is not a number. A key or value that changed silently would
+be another one.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class KeyBytes:
 
     @classmethod
     def of(cls, keys: Iterable[tuple[bytes, bytes]]) -> KeyBytes:
-        """Return the bytes of keys, each given as a key behind its key group, and as a value."""
+        """Return the bytes of keys, each given as a key after its key group, and as a value."""
         patterns: set[bytes] = set()
         too_short: set[bytes] = set()
         for stored, value in keys:

@@ -267,7 +267,7 @@ class OperatorEdit:
         return reduce(self._without, self.erased, rows)
 
     def _without(self, rows: DataFrame, keys: DataFrame) -> DataFrame:
-        # Names of their own: the keys may come from the same frame as the rows.
+        # Other names: the keys may come from the same frame as the rows.
         names = [f"__ckpt_erased_{number}" for number in range(len(keys.columns))]
         named = zip(self.key_schema.names, names, strict=True)
         same = [quoted(name).eqNullSafe(F.col(erased)) for name, erased in named]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -98,7 +99,7 @@ class OperatorJob:
             .mapInArrow(write, HANDLES_SCHEMA),
             f"writing operator {operator.uid}",
         )
-        return sorted((decode_handle(bytes(row[0])) for row in rows), key=_subtask)
+        return sorted((decode_handle(bytes(row[0])) for row in rows), key=attrgetter("subtask"))
 
     def _first_handles(self, target: Target) -> Iterator[Handle]:
         """Yield the handle of each subtask, which has no files yet.
@@ -110,7 +111,7 @@ class OperatorJob:
         operator, stored = self.edit.operator, self.edit.stored
         handles = {} if stored is None else {each.subtask: each for each in stored.handles}
         copied = {name for each in handles.values() for name in _names(each)} & self._kept_copies()
-        # A subtask that had no epoch is no newer than any other.
+        # A subtask that had no epoch is not newer than any other.
         no_epoch = min((each.epoch for each in handles.values()), default=target.epoch)
         for subtask in range(operator.parallelism):
             before = handles.get(subtask)
@@ -166,7 +167,7 @@ class OperatorJob:
         return places.mapInArrow(self._in_blocks(read), BLOCKS_SCHEMA)
 
     def erased_keys(self) -> dict[bytes, bytes]:
-        """Return the keys that are removed: as keys, behind their key groups, and as values."""
+        """Return the keys that are removed: as keys, after their key groups, and as values."""
         found: dict[bytes, bytes] = {}
         columns = TableColumns(keys=tuple(self.edit.key_schema.fields))
         for keys in self.edit.erased:
@@ -221,13 +222,7 @@ def _names(handle: Handle) -> set[str]:
     return {state.name for state in handle.states if state.sweeps is None}
 
 
-def _subtask(handle: Handle) -> int:
-    return handle.subtask
-
-
 _NEVER_BUSY_MS = float("inf")
-
-
 """No query waits for the slots."""
 
 

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Any
 
 import msgspec
@@ -42,7 +43,7 @@ class Position:
     def read_logs(self) -> list[tuple[SourceLog, bytes]]:
         """Return the logs of the sources as the savepoint will have them, with their content."""
         found = []
-        for (index, name), (storage, path) in sorted(self.source_files.items(), key=_first):
+        for (index, name), (storage, path) in sorted(self.source_files.items(), key=itemgetter(0)):
             data = storage.read(path)
             digest = hashlib.sha256(data).hexdigest()
             file = FileReference(source_log_path(index, name, digest), len(data), digest)
@@ -104,7 +105,3 @@ def _text(number: int, offset: str | Mapping[str, Any] | None) -> str:
             "too: give None, and let the stream read a directory that has only new files"
         )
     return text
-
-
-def _first(item: tuple[tuple[int, str], Any]) -> tuple[int, str]:
-    return item[0]

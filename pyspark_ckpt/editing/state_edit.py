@@ -224,7 +224,7 @@ class StateEdit:
         RestoreError, IncompatibleStateError
             If the query that was given could not be restored from it.
         CheckpointNotFoundError
-            If the source is a checkpoint that its query's retention removed meanwhile.
+            If the source is a checkpoint that its query's retention has removed.
         CorruptFileError
             If a file of the source is missing or changed.
         CheckpointAbortedError
@@ -262,7 +262,7 @@ class StateEdit:
         return f"StateEdit({path}, changes {', '.join(changed) or 'nothing'})"
 
     def _contents(self) -> tuple[EpochContents, list[tuple[SourceLog, bytes]]]:
-        """Return what the savepoint has besides operators, and the logs that have no source."""
+        """Return what the savepoint has except operators, and the logs that have no source."""
         if self._source is not None:
             return edited_contents(self._source, tuple(self._operators), self._parent), []
         if self._position is None:
@@ -737,7 +737,8 @@ def edit_state(
     CheckpointNotFoundError, CorruptFileError, UnsafePathError
         If `source` holds no checkpoint or savepoint, or it is damaged.
     PlanError
-        If there is no running Spark session, `query` is no DataFrame, or it cannot be checkpointed.
+        If there is no running Spark session, or `query` is not a DataFrame or cannot be
+        checkpointed.
 
     Examples
     --------
@@ -763,7 +764,7 @@ def edited_contents(
 ) -> EpochContents:
     """Return the contents of a savepoint that is made of another.
 
-    Its state is that of no query. So it has a query id of its own, and the source as its origin.
+    Its state is not that of a query. So it has a new query id, and the source as its origin.
     """
     metadata = source.metadata
     stored = {operator.uid for operator in metadata.operators}

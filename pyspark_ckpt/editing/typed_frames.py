@@ -126,18 +126,10 @@ class _ReadTable:
                     continue
                 entries = stored_entries(storage, handle, table.stored)
                 for rows in table.batches(entries, None):
-                    yield _in_schema(rows, schema, self._read.schema)
-
-
-def _in_schema(
-    rows: pa.RecordBatch, schema: pa.Schema, spark_schema: T.StructType
-) -> pa.RecordBatch:
-    """Return rows in the Arrow types that Spark wants; the columns are in the order of the table.
-
-    The table that is read may have its own columns at other places than the table of an edit.
-    """
-    columns = [rows.column(name) for name in spark_schema.names]
-    return pa.RecordBatch.from_arrays(list(map(in_type, columns, schema.types)), schema=schema)
+                    # The table that is read may have its own columns at other places.
+                    columns = [rows.column(name) for name in self._read.schema.names]
+                    arrays = list(map(in_type, columns, schema.types))
+                    yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +156,8 @@ class RowsFunction:
             return _as_table(changed, schema)
         except (pa.ArrowException, TypeError, KeyError, ValueError) as exc:
             raise ProcessorError(
-                f"{self.where}: the function returned {type(changed).__name__}, which is no table "
-                f"of {', '.join(schema.names)} ({type(exc).__name__}: {exc}): return a "
+                f"{self.where}: the function returned {type(changed).__name__}, which is not a "
+                f"table of {', '.join(schema.names)} ({type(exc).__name__}: {exc}): return a "
                 f"{'pandas frame' if self.as_pandas else 'pyarrow table'} with these columns"
             ) from exc
 
@@ -340,7 +332,7 @@ def raw_columns() -> TableColumns:
 
 
 class _Names:
-    """Gives each column a name of its own, as the tables that are read; case does not count."""
+    """Gives each column another name, as the tables that are read do; case does not count."""
 
     def __init__(self) -> None:
         self._taken: set[str] = set()

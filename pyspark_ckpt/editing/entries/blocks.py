@@ -179,7 +179,7 @@ def entries_by_range(batches: _Batches) -> Iterator[tuple[int, ArrowEntries]]:
 
 
 def offsets_and_data(column: pa.BinaryArray) -> tuple[_Numbers, pa.Buffer]:
-    """Return the offsets of the items of a binary array and one behind, and their buffer."""
+    """Return where the items of a binary array begin, where the last one ends, and their buffer."""
     _, offsets, data = column.buffers()
     if not len(column):
         return np.zeros(1, np.int32), pa.py_buffer(b"")
@@ -318,7 +318,7 @@ def _order(keys: pa.BinaryArray) -> _Numbers:
     """Return the places of keys in their order.
 
     Keys are compared as numbers of 8 bytes, padded with zeros. So only the length orders a key and
-    the same key with zeros behind it.
+    the same key with zeros after it.
     """
     offsets, buffer = offsets_and_data(keys)
     starts, lengths = offsets[:-1].astype(np.int64), np.diff(offsets)

@@ -142,8 +142,8 @@ def test_mistakes_of_functions_are_named(checkpoint: tuple[Job, str], tmp_path: 
 
     for function, says in (
         (fails, "state 'count': the function raised KeyError"),
-        (lambda rows: rows.select(["k"]), "no table of k, n, total"),
-        (lambda _: None, "NoneType, which is no table"),
+        (lambda rows: rows.select(["k"]), "not a table of k, n, total"),
+        (lambda _: None, "NoneType, which is not a table"),
     ):
         with pytest.raises(ckpt.ProcessorError, match=says):
             ckpt.edit_state(path).change("op", "count", function).save(str(tmp_path / "e"))
