@@ -139,7 +139,7 @@ def spark_operators(
         raise NotBuiltYetError(
             f"{query.path}: the state of {', '.join(unknown)} cannot be imported; only the state "
             "of transformWithState, transformWithStateInPandas and applyInPandasWithState can: "
-            "keep the others in a query of Spark of their own"
+            "keep the others in a separate query of Spark"
         )
     check_operators(query.path, set(found), {**stored, **known})
     for row in rows:  # one for each state store

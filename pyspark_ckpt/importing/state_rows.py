@@ -16,6 +16,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from pyspark_ckpt.editing.given_columns import quoted
 from pyspark_ckpt.editing.typed_frames import TableColumns
 from pyspark_ckpt.errors import PlanError, StateValueError
 from pyspark_ckpt.formats.handle import StateDescriptor
@@ -175,7 +176,7 @@ class GroupStateRows:
     def _with_entries(
         self, entries: Callable[..., Any], fields: list[T.StructField], columns: TableColumns
     ) -> DataFrame:
-        """Return the keys, each beside its entries, with the place of the entry."""
+        """Return the keys, each with its entries and the place of the entry."""
         rows = self._operator.rows()
         value = struct_of(rows.schema["value"])
         state, timeout = F.col("value"), F.lit(None).cast("long")
@@ -189,7 +190,7 @@ class GroupStateRows:
         exploded = rows.select(
             *keys, F.posexplode(made("key", state, timeout)).alias(_PLACE, _ENTRY)
         )
-        names = [_quoted(each.name) for each in columns.keys]
+        names = [quoted(each.name) for each in columns.keys]
         entry = F.col(_ENTRY)
         return exploded.select(
             *names,
@@ -300,7 +301,3 @@ class _TimersOf:
         with marked_errors():
             timers = self._mapped(key, state, timeout_ms).timers
             return [(int(time_ms),) for time_ms in timers]
-
-
-def _quoted(name: str) -> Column:
-    return F.col("`" + name.replace("`", "``") + "`")

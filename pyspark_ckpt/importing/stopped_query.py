@@ -56,7 +56,11 @@ class StoppedQuery:
         a separate source.
         """
         entry = self.log.offsets_entry(self.epoch)
-        sources = _sources_of(entry) if query is None else _sources_in(query, entry)
+        if query is None:
+            names = entry.keys if entry.is_named and entry.keys else ()
+            sources = Sources(tuple(range(len(entry.source_offsets))), names)
+        else:
+            sources = Sources(source_ids(query), given_names(query) if entry.is_named else ())
         offsets = entry.in_order(sources)
         watermark_ms = self.log.watermark_ms(self.epoch)
         files = self.log.source_log_files(offsets, sources)
@@ -115,15 +119,6 @@ def stopped_query(
             "rows of the unfinished epoch again, in other epochs"
         )
     return StoppedQuery(path, query_id, epoch, log)
-
-
-def _sources_of(entry: OffsetsEntry) -> Sources:
-    places = tuple(range(len(entry.source_offsets)))
-    return Sources(places, entry.keys if entry.is_named and entry.keys else ())
-
-
-def _sources_in(query: DataFrame, entry: OffsetsEntry) -> Sources:
-    return Sources(source_ids(query), given_names(query) if entry.is_named else ())
 
 
 def _without_state_store(entry: OffsetsEntry) -> OffsetsEntry:
