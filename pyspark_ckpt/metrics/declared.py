@@ -44,7 +44,7 @@ class Unit(Enum):
 class Metric:
     """One metric.
 
-    `labels` come beside those of every metric. `flink` is Flink's metric for the same thing.
+    `labels` are added to those of every metric. `flink` is Flink's metric for the same thing.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Metric:
 
     @property
     def opentelemetry_name(self) -> str:
-        """The name in OpenTelemetry, which has the unit beside the name."""
+        """The name in OpenTelemetry, which has the unit next to the name."""
         return f"{PREFIX}.{self.name}"
 
 
@@ -100,7 +100,7 @@ _QUERY = (
     ),
     _counter(
         "late_rows",
-        "Rows behind the watermark that Spark has dropped before an operator",
+        "Rows older than the watermark that Spark has dropped before an operator",
         ("operator",),
         flink="numLateRecordsDropped",
     ),

@@ -188,14 +188,12 @@ class EpochValues:
             self._rows += sum(
                 max(source.get("numInputRows") or 0, 0) for source in report.get("sources", [])
             )
-            self._add_late(report.get("stateOperators", []))
+            stateful = report.get("stateOperators", [])
+            for number, uid in self._operators.items():
+                if number < len(stateful):
+                    late = stateful[number].get("numRowsDroppedByWatermark") or 0
+                    self._late[uid] = self._late.get(uid, 0) + late
             self._newest = report
-
-    def _add_late(self, stateful: Sequence[Mapping[str, Any]]) -> None:
-        for number, uid in self._operators.items():
-            if number < len(stateful):
-                late = stateful[number].get("numRowsDroppedByWatermark") or 0
-                self._late[uid] = self._late.get(uid, 0) + late
 
     def points(self) -> Iterator[Point]:
         """Yield the values."""
