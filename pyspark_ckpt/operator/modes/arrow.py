@@ -228,7 +228,7 @@ class ArrowOutput:
                 raise StateValueError(
                     f"{self._schema.where}: output column {field.name!r} is "
                     f"{field.dataType.simpleString()}, and the yielded column has the text "
-                    f"{shown(bad)}, which is no UTF-8: decode it, or make the column binary"
+                    f"{shown(bad)}, which is not UTF-8: decode it, or make the column binary"
                 ) from exc
             raise StateValueError(
                 f"{self._schema.where}: output column {field.name!r} is "

@@ -186,7 +186,7 @@ class InputColumns:
         return values + masks + event_time
 
     def _window_end(self) -> list[Column]:
-        """Return the column of event time of windows, none if event time is a column of its own."""
+        """Return the column of event time of windows, none if event time is a separate column."""
         index = self.event_time_index
         if index is None or not is_window(self.schema.fields[index].dataType):
             return []
@@ -299,7 +299,7 @@ class InputColumns:
         return encoded_tuples(columns, self.key_schema, Form.KEY)
 
     def with_exact_frames(self) -> InputColumns:
-        """Return the columns with frames in which integers beside nulls keep all digits."""
+        """Return the columns, whose frames keep all digits of integers in columns with nulls."""
         exact = copy(self)
         exact._frames_are_exact = True  # noqa: SLF001
         return exact
@@ -307,7 +307,7 @@ class InputColumns:
     def pandas_frame(self, sent: pa.RecordBatch) -> pd.DataFrame:
         """Return sent rows in the user's columns, with the dtypes that PySpark's Arrow gives.
 
-        Integers beside nulls are floats there, or ``Int64`` after :meth:`with_exact_frames`.
+        Integers in columns with nulls are floats, or ``Int64`` after :meth:`with_exact_frames`.
         """
         nulls = self._masks.flags(sent)
         return pd.DataFrame(
@@ -366,7 +366,7 @@ class InputColumns:
         return combined([self._codes(index, sent, nulls.get(index)) for index in self._key_indexes])
 
     def text_not_held(self, sent_name: str, data: bytes) -> ValueNotHeldError:
-        """Return the error for a text that is no UTF-8 in a column as it is sent."""
+        """Return the error for a text that is not UTF-8 in a column as it is sent."""
         return text_not_held(self._field(int(sent_name.removeprefix("c"))), data)
 
     def user_keys(self, sent_keys: Sequence[tuple[Any, ...]]) -> Sequence[tuple[Any, ...]]:

@@ -65,7 +65,7 @@ def subtask_tokens(parallelism: int) -> tuple[int, ...]:
     """Return the token of each subtask.
 
     Spark's hash partitioning puts the integer ``tokens[i]`` into partition *i*, so each subtask
-    gets a partition, and a call of the Python function, of its own.
+    gets a separate partition, and a separate call of the Python function.
     """
     tokens: dict[int, int] = {}
     token = 0

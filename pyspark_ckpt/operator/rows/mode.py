@@ -87,7 +87,7 @@ class Output(Protocol):
         """
 
     def cut(self, rows: int) -> None:
-        """Remove the rows behind the first `rows`, which a call yielded before it raised."""
+        """Remove the rows after the first `rows`, which a call yielded before it raised."""
 
     def take(self) -> pa.RecordBatch:
         """Return the rows in the sent schema, and empty the buffer."""

@@ -331,7 +331,7 @@ _OF_ARROW: dict[type[T.DataType], frozenset[type]] = {
     T.FloatType: frozenset({float}),
     T.DecimalType: frozenset({Decimal}),
 }
-"""Python types beside those of :data:`OWN_KINDS` whose values Arrow narrows, or says why not."""
+"""Python types that are not in :data:`OWN_KINDS` whose values Arrow narrows, or says why not."""
 
 
 def _days(value: Any) -> int:

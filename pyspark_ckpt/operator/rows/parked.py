@@ -91,11 +91,11 @@ class ParkedRows:
 
 
 _BYTES = "\0bytes "
-"""Begins the text that is kept in place of one that is no UTF-8; its bytes follow in hex."""
+"""Begins the text that is kept in place of one that is not UTF-8; its bytes follow in hex."""
 
 
 def _texts(column: pa.Array) -> list[str | None]:
-    """Return texts as a state can hold them: those that are no UTF-8 as the hex of their bytes."""
+    """Return texts as a state can hold them: those that are not UTF-8 as the hex of their bytes."""
     binary = pa.large_binary() if pa.types.is_large_string(column.type) else pa.binary()
     return [None if data is None else _text_of(data) for data in column.view(binary).to_pylist()]
 

@@ -1,4 +1,4 @@
-"""The rows beside the keyed ones: an operator has one input, so all rows come in one union.
+"""The rows in addition to the keyed ones: an operator has one input, so all rows come in one union.
 
 A flag column for each side marks the rows of that side. A row of one side has fillers in the
 columns of the others.

@@ -306,7 +306,7 @@ class StateTable:
                 yield key, value
 
     def is_still(self, key: bytes, data: bytes) -> bool:
-        """Return whether an entry is as a scan found it: it may have been changed meanwhile."""
+        """Return whether an entry is as a scan found it: it may have been changed since."""
         return not self.is_written(key) or self.get(key) == data
 
     def scan_stored(self, start: bytes) -> Iterator[tuple[bytes, bytes]]:

@@ -26,10 +26,10 @@ _MOVED_BYTES = 1 << 20
 """Bytes that are moved to disk, or read from it, at once."""
 
 _ENTRY_BYTES = 250
-"""Memory of an entry besides its bytes: two objects, two dictionary slots."""
+"""Memory of an entry in addition to its bytes: two objects, two dictionary slots."""
 
 _MOST_BELOW_EACH = 64
-"""Most groups of entries, each below a prefix of its own, that a scan looks for its prefix in."""
+"""Most groups of entries, each below another prefix, that a scan looks for its prefix in."""
 
 _DELETED = b"\x00"
 _PUT = b"\x01"

@@ -112,7 +112,7 @@ def cast(column: pa.ChunkedArray, wanted: pa.DataType) -> pa.ChunkedArray:
     if not _is_of_kind(column.type, wanted):
         in_ms = pa.types.is_integer(column.type) and pa.types.is_timestamp(wanted)
         unit = f", cast it first, milliseconds to timestamp[ms, tz={wanted.tz}]" if in_ms else ""
-        raise pa.ArrowInvalid(f"{column.type} is no {wanted}{unit}")
+        raise pa.ArrowInvalid(f"{column.type} is not {wanted}{unit}")
     if pa.types.is_dictionary(column.type):
         column = pc.dictionary_decode(column)
     return in_type(column, wanted)
@@ -197,7 +197,7 @@ def _fields_are_of_kind(given: pa.StructType, wanted: pa.StructType) -> bool:
                 break
         else:
             missing = True
-    # Whether a field may be missing is for the cast to say; beside an unknown one it is misspelt.
+    # The cast says whether a field may be missing; if another one is unknown, it is misspelt.
     return not (missing and left)
 
 

@@ -234,18 +234,18 @@ _NO_TUPLES = (Mapping, Set, str, bytes, bytearray, memoryview, pd.DataFrame)
 
 
 def _as_tuple(values: Any, names: list[str]) -> tuple[Any, ...]:
-    """Return a tuple's values; a value that is no sequence of them is the one of the only field."""
+    """Return a tuple's values; a value that is not a sequence is that of the only field."""
     if type(values) is list:
         return tuple(values)
     if isinstance(values, tuple):
         check_places(values, names)
         return tuple(values)
     if values is None:
-        raise TypeError("None is no tuple")
+        raise TypeError("None is not a tuple")
     if isinstance(values, _NO_TUPLES) or not isinstance(values, Iterable) or _is_scalar(values):
         if len(names) == 1:
             return (values,)
-        raise TypeError(f"{type(values).__name__} is no tuple")
+        raise TypeError(f"{type(values).__name__} is not a tuple")
     return tuple(values)
 
 

@@ -1,9 +1,9 @@
 """The form of values in JSON: nested columns on their way between JVM and Python.
 
 Spark's ``to_json`` writes the text and ``from_json`` reads it (:mod:`json_in_spark`); this module
-does the same on the executor. JSON loses the types of variants, so variants travel beside the text,
-in the order of the text. Objects are shipped to executors, and compile their converters once per
-schema and process.
+does the same on the executor. JSON loses the types of variants, so variants travel next to the
+text, in the order of the text. Objects are shipped to executors, and compile their converters once
+per schema and process.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from pyspark_ckpt.operator.values.leaves import TEXTS, TIME_OF_DAY
 from pyspark_ckpt.operator.values.wire_form import holds
 
 JSON, VARIANTS = "json", "variants"
-"""Fields of a column whose variants travel beside the text."""
+"""Fields of a column whose variants travel next to the text."""
 
 _ANY_SIZE = str(2**31 - 1)
 _VARIANTS = T.ArrayType(T.VariantType())
@@ -52,13 +52,13 @@ def to_travelling(data_type: T.DataType, column: Column) -> Column:
 
 
 def check_marked(text: str) -> None:
-    """Raise the error of a text that travels in place of a value with a text that is no UTF-8."""
+    """Raise the error of a text that travels in place of a value with a text that is not UTF-8."""
     if text.startswith(_MARK):
         bytes.fromhex(text.removeprefix(_MARK)).decode()
 
 
 def _marked(text: Column, column: Column, data_type: T.DataType) -> Column:
-    """Return the JSON of a column, or a mark if a text in it is no UTF-8.
+    """Return the JSON of a column, or a mark if a text in it is not UTF-8.
 
     ``to_json`` puts U+FFFD in place of such bytes. So texts are looked at only where one is found.
     """
@@ -69,7 +69,7 @@ def _marked(text: Column, column: Column, data_type: T.DataType) -> Column:
 
 
 def _bad_texts(column: Column, data_type: T.DataType) -> Column:
-    """Return the bytes of a value's texts that are no UTF-8, as an array."""
+    """Return the bytes of a value's texts that are not UTF-8, as an array."""
     nothing = F.array().cast(_BINARIES)
     if isinstance(data_type, TEXTS):
         bad = F.array(column.cast("binary"))

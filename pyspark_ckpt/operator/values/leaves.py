@@ -1,7 +1,8 @@
 """Leaf values in all forms: which Python values a Spark type takes, and how they are narrowed.
 
 The rule is one for states and output columns, see :func:`taken`: a type takes a value that means
-the same in it. A UUID is no text, a truth value no number, and a time of day no date.
+the same in it. A UUID is not a text, a truth value is not a number, and a time of day is not a
+date.
 """
 
 from __future__ import annotations
@@ -64,16 +65,16 @@ def taken(data_type: T.DataType) -> Converter:
 
 
 def _not(value: Any, what: str) -> TypeError:
-    return TypeError(f"{type(value).__name__} is no {what}")
+    return TypeError(f"{type(value).__name__} is not {what}")
 
 
 def _truth(value: Any) -> bool:
     if not isinstance(value, bool | np.bool_):
-        raise _not(value, "truth value")
+        raise _not(value, "a truth value")
     return bool(value)
 
 
-def _integer(value: Any, what: str = "integer") -> int:
+def _integer(value: Any, what: str = "an integer") -> int:
     if isinstance(value, bool) or not isinstance(value, int | np.integer):
         raise _not(value, what)
     return int(value)
@@ -94,7 +95,7 @@ def narrowed(value: Any) -> float:
 
 def _exact(value: Any, narrow: Callable[[int], float]) -> float:
     """Return an integer as a float that is equal to it."""
-    whole = _integer(value, "number")
+    whole = _integer(value, "a number")
     number = narrow(whole)
     if number != whole:
         raise ValueError(f"{value} has more digits than the type holds")
@@ -103,15 +104,15 @@ def _exact(value: Any, narrow: Callable[[int], float]) -> float:
 
 def _decimal(value: Any) -> Decimal:
     if not isinstance(value, Decimal):
-        value = Decimal(_integer(value, "decimal"))
+        value = Decimal(_integer(value, "a decimal"))
     if not value.is_finite():
-        raise ValueError(f"{value} is no number")
+        raise ValueError(f"{value} is not a number")
     return Decimal(value)
 
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise _not(value, "text")
+        raise _not(value, "a text")
     return str.__str__(value)
 
 
@@ -137,7 +138,7 @@ def _moment(value: Any) -> datetime:
         return value
     value = _of_numpy(value)
     if not isinstance(value, datetime) or value is pd.NaT:
-        raise _not(value, "time")
+        raise _not(value, "a time")
     if not isinstance(value, pd.Timestamp):  # another subclass may show itself otherwise
         return datetime.combine(value.date(), value.time(), value.tzinfo)
     if value.nanosecond:
@@ -152,7 +153,7 @@ def _day(value: Any) -> date:
     if isinstance(value, date) and not isinstance(value, datetime):
         return date(value.year, value.month, value.day)
     if not isinstance(value, datetime | np.datetime64) or value is pd.NaT:
-        raise _not(value, "date")
+        raise _not(value, "a date")
     moment = _moment(value)
     if moment.time() != _MIDNIGHT:
         raise ValueError(f"{value} has a time of day, which a date would lose: give its date()")
@@ -168,7 +169,7 @@ def _local_time(value: Any) -> datetime:
 
 def _time_of_day(value: Any) -> time:
     if not isinstance(value, time):
-        raise _not(value, "time of day")
+        raise _not(value, "a time of day")
     if value.tzinfo is not None:
         raise TypeError(f"{value} has a time zone, which a time of day would lose")
     return time(value.hour, value.minute, value.second, value.microsecond)
@@ -177,7 +178,7 @@ def _time_of_day(value: Any) -> time:
 def _duration(value: Any) -> timedelta:
     value = _of_numpy(value)
     if not isinstance(value, timedelta):
-        raise _not(value, "timedelta")
+        raise _not(value, "a timedelta")
     if not isinstance(value, pd.Timedelta):
         return timedelta(value.days, value.seconds, value.microseconds)
     if value.nanoseconds:
@@ -187,12 +188,12 @@ def _duration(value: Any) -> timedelta:
 
 def _variant(value: Any) -> T.VariantVal:
     if not isinstance(value, T.VariantVal):
-        raise _not(value, "VariantVal")
+        raise _not(value, "a VariantVal")
     return value
 
 
 def _nothing(value: Any) -> None:
-    raise TypeError(f"{type(value).__name__} is no null, and the type has nothing else")
+    raise TypeError(f"{type(value).__name__} is not null, and the type has nothing else")
 
 
 _TAKEN: dict[type[T.DataType], Converter] = {
@@ -294,7 +295,7 @@ _EXACT_FLOATS = range(-(2**53), 2**53 + 1)
 def unwrapped(value: Any) -> Any:
     """Return a scalar of NumPy as Python's, if a comparison says whether it was read as it is."""
     if not isinstance(value, np.generic):
-        raise TypeError(f"{type(value).__name__} is no Spark SQL value")
+        raise TypeError(f"{type(value).__name__} is not a Spark SQL value")
     plain = value.item()
     if isinstance(plain, int) and plain not in _EXACT_FLOATS:
         raise TypeError(f"{plain} has more digits than a comparison of NumPy looks at")

@@ -28,13 +28,13 @@ from pyspark_ckpt.operator.values.leaves import (
 from pyspark_ckpt.operator.values.wire_form import Converter, WireForm, fields_converter
 
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError)
-"""What msgspec raises for bytes that are no value of the type; the second for bad texts."""
+"""What msgspec raises for bytes that are not a value of the type; the second for bad texts."""
 
 _FIXED = {
     0xC0: 0, 0xC2: 0, 0xC3: 0, 0xCA: 4, 0xCB: 8, 0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8,
     0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8, 0xD4: 2, 0xD5: 3, 0xD6: 5, 0xD7: 9, 0xD8: 17,
 }  # fmt: skip
-"""Number of bytes behind the first byte, by the first byte."""
+"""Number of bytes after the first byte, by the first byte."""
 
 _SIZED = {
     0xC4: (">B", 0), 0xC5: (">H", 0), 0xC6: (">I", 0),
@@ -63,7 +63,7 @@ def end_of_value(data: bytes, start: int) -> int:
 
 
 def _past_head(data: bytes, position: int) -> tuple[int, int]:
-    """Return the position behind a value's head and own bytes, and the number of values in it."""
+    """Return the position after a value's head and own bytes, and the number of values in it."""
     first = data[position]
     position += 1
     if first <= 0x7F or first >= 0xE0:
@@ -77,9 +77,9 @@ def _past_head(data: bytes, position: int) -> tuple[int, int]:
     if first in _FIXED:
         return position + _FIXED[first], 0
     if first in _SIZED:
-        form, beside = _SIZED[first]
+        form, more = _SIZED[first]
         length = struct.unpack_from(form, data, position)[0]
-        return position + struct.calcsize(form) + beside + length, 0
+        return position + struct.calcsize(form) + more + length, 0
     form, values = _COUNTED[first]
     count = struct.unpack_from(form, data, position)[0]
     return position + struct.calcsize(form), values * count

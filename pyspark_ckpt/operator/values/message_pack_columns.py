@@ -51,7 +51,7 @@ class Form(Enum):
 def encoded_tuples(
     columns: Sequence[pa.Array], schema: T.StructType, form: Form, *heads: pa.Array
 ) -> pa.BinaryArray:
-    """Return the encoded tuple of each row, behind the bytes of `heads`.
+    """Return the encoded tuple of each row, after the bytes of `heads`.
 
     `heads` are binary arrays without nulls. StateValueError is raised for a text that is not UTF-8
     and for a map that has a key twice, because they could not be read again.
@@ -126,7 +126,7 @@ def _check_texts(column: pa.Array, field: T.StructField) -> None:
     if bad is not None:
         raise StateValueError(
             f"column {field.name!r} is {field.dataType.simpleString()} and has the text "
-            f"{shown(bad)}, which is no UTF-8: decode it, or have the column as binary"
+            f"{shown(bad)}, which is not UTF-8: decode it, or have the column as binary"
         )
 
 

@@ -300,5 +300,5 @@ def _instant(time: Any, zone: datetime.tzinfo | None) -> Any:
 
 
 def _whole_number(value: Any) -> Any:
-    """Return an integer of which pandas or NumPy made a float beside a null."""
+    """Return an integer of which pandas or NumPy made a float because of a null."""
     return int(value) if isinstance(value, float) and value.is_integer() else value

@@ -37,7 +37,7 @@ def is_text(data_type: pa.DataType) -> bool:
 
 
 def first_bad_text(column: pa.Array | pa.ChunkedArray) -> bytes | None:
-    """Return the first text of a column that is no UTF-8, ``None`` if there is none.
+    """Return the first text of a column that is not UTF-8, ``None`` if there is none.
 
     The column may have any type; texts inside its values are looked at too.
     """
@@ -74,7 +74,7 @@ def _is_no_text(data: bytes) -> bool:
 
 
 def _in_python(value: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Return a text with variants beside it; Arrow has each variant as two pieces of bytes."""
+    """Return a text and its variants; Arrow has each variant as two pieces of bytes."""
     if value is None:
         return None
     variants = [T.VariantVal(one["value"], one["metadata"]) for one in value[VARIANTS]]
@@ -82,7 +82,7 @@ def _in_python(value: dict[str, Any] | None) -> dict[str, Any] | None:
 
 
 def in_arrow(value: Any) -> dict[str, Any] | None:
-    """Return a text with the variants beside it as Arrow takes it."""
+    """Return a text and its variants as Arrow takes them."""
     if value is None:
         return None
     variants = [{"value": one.value, "metadata": one.metadata} for one in value[VARIANTS]]

@@ -94,7 +94,7 @@ class ValueColumns:
     def encoded(
         self, frame: pd.DataFrame | pa.Table | pa.RecordBatch, length: int, prefix: bytes
     ) -> list[bytes] | None:
-        """Return columns as encoded tuples behind a prefix; ``None`` if that needs each value.
+        """Return columns as encoded tuples after a prefix; ``None`` if that needs each value.
 
         Most columns are encoded as a whole. A column of another type, or with a value that does not
         fit, goes value by value through the state's codec, which names the value.

@@ -51,7 +51,7 @@ def stored_columns(
     found = [data for data in stored if data is not None]
     if not found or not readers or None in readers:
         return None
-    # The bytes behind the last tuple are for looks beyond the end of one that is damaged.
+    # The bytes after the last tuple are for looks beyond the end of one that is damaged.
     data = np.frombuffer(b"".join([*found, bytes(_MOST_BYTES)]), np.uint8)
     lengths = np.fromiter(map(len, found), np.int64, len(found))
     ends = np.cumsum(lengths)

@@ -19,7 +19,7 @@ SESSION_ZONE = "spark.sql.session.timeZone"
 _OFFSET = re.compile(
     r"(?:UTC|GMT|UT)?([+-])(\d{1,2})(?::(\d{1,2})|(\d{2}))?(?::?(\d{2}))?"
 )  # fmt: skip
-"""An offset: sign, hours, minutes behind a colon or not, seconds."""
+"""An offset: sign, hours, minutes after a colon or not, seconds."""
 
 _SHORT_NAMES = {
     "ACT": "Australia/Darwin", "AET": "Australia/Sydney", "AGT": "America/Argentina/Buenos_Aires",

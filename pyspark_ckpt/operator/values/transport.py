@@ -36,7 +36,7 @@ class ValueNotHeldError(ValueError):
 
 
 NOT_HELD = (ValueError, OverflowError, OSError, pa.ArrowException)
-"""What Python and Arrow raise for times that Python does not have, and texts that are no UTF-8."""
+"""What Python and Arrow raise for times that Python does not have, and texts that are not UTF-8."""
 
 
 class NullMasks:
@@ -223,7 +223,7 @@ def check_held(
 
 
 def check_texts(field: T.StructField, column: pa.Array | pa.ChunkedArray) -> None:
-    """Name the first text of a column that is no UTF-8, if there is one.
+    """Name the first text of a column that is not UTF-8, if there is one.
 
     Spark makes such texts when it casts binaries or reads files of another encoding.
     """
@@ -232,10 +232,10 @@ def check_texts(field: T.StructField, column: pa.Array | pa.ChunkedArray) -> Non
 
 
 def text_not_held(field: T.StructField, data: bytes) -> ValueNotHeldError:
-    """Return the error for a text of a column that is no UTF-8."""
+    """Return the error for a text of a column that is not UTF-8."""
     return ValueNotHeldError(
         f"column {field.name!r} is {field.dataType.simpleString()} and has the text "
-        f"{shown(data)}, which is no UTF-8: {_remedy_of_text(field)}, or leave out such rows"
+        f"{shown(data)}, which is not UTF-8: {_remedy_of_text(field)}, or leave out such rows"
     )
 
 

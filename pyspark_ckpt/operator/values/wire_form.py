@@ -326,7 +326,7 @@ def _array_writer(item: Writer | None) -> Writer | None:
 
     def write(values: Any) -> Any:
         if not _is_list(values):
-            raise TypeError(f"{type(values).__name__} is no list: give a list")
+            raise TypeError(f"{type(values).__name__} is not a list: give a list")
         if isinstance(values, np.ndarray) and values.dtype.kind in "biuf":
             values = values.tolist()
         if as_they_are.issuperset(map(type, values)):
@@ -364,7 +364,7 @@ def _struct_writer(form: WireForm, data_type: T.StructType, *, is_checked: bool)
             check_names(value, names)
             values = [value.get(name) for name in names]
         elif not isinstance(value, list | tuple):
-            raise TypeError(f"{type(value).__name__} is no struct: give a Row, tuple or dict")
+            raise TypeError(f"{type(value).__name__} is not a struct: give a Row, tuple or dict")
         elif type(value) not in _WITHOUT_NAMES:
             check_places(value, names)
         if len(values) != width:
@@ -419,7 +419,9 @@ def _map_writer(form: WireForm, data_type: T.MapType, *, is_checked: bool) -> Co
 
     def write(value: Any) -> Any:
         if not isinstance(value, dict | list):
-            raise TypeError(f"{type(value).__name__} is no map: give a dict or a list of entries")
+            raise TypeError(
+                f"{type(value).__name__} is not a map: give a dict or a list of entries"
+            )
         entries = value.items() if isinstance(value, dict) else map(_entry, value)
         packed = form.pack_map([convert(entry) for entry in entries])
         if len(packed) < len(value):
@@ -431,7 +433,7 @@ def _map_writer(form: WireForm, data_type: T.MapType, *, is_checked: bool) -> Co
 
 def _entry(entry: Any) -> Any:
     if not isinstance(entry, list | tuple):
-        raise TypeError(f"{type(entry).__name__} is no entry of a map: give a key and a value")
+        raise TypeError(f"{type(entry).__name__} is not an entry of a map: give a key and a value")
     return entry
 
 

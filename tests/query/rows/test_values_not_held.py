@@ -19,7 +19,7 @@ from tests.query.harness import Feed, Job
 
 LATIN = "cast(X'4FE9' as string)"
 """Spark's text of the two bytes ``O`` and ``é`` in Latin-1."""
-SHOWN = r"has the text b'O\\xe9', which is no UTF-8"
+SHOWN = r"has the text b'O\\xe9', which is not UTF-8"
 NO_TEXT = pa.array([b"O\xe9"], pa.binary()).view(pa.string())
 
 
@@ -138,7 +138,7 @@ def test_a_file_in_another_encoding(spark: SparkSession, feed: Feed, tmp_path: P
         keyed = ckpt.key_by(rows, "value")
         return list(keyed.transformWithState(Rows(), "n long", "Append", "None").collect())
 
-    with pytest.raises(PythonException, match=r"b'\\xc5rhus', which is no UTF-8") as caught:
+    with pytest.raises(PythonException, match=r"b'\\xc5rhus', which is not UTF-8") as caught:
         counted(cities)
     for advice in ("decode(cast(value as binary), 'ISO-8859-1')", "make_valid_utf8(value)"):
         assert advice in str(caught.value)

@@ -85,7 +85,7 @@ def test_numbers_are_no_times(column: str, numbers: object) -> None:
     array = pa.array(pd.Series(numbers), from_pandas=True)
     place = SCHEMA.names.index(column)
     as_table = RowsFunction(lambda rows: rows.set_column(place, column, array), False, "here")
-    with pytest.raises(ProcessorError, match=f"is no {SCHEMA.field(column).type}".split("[")[0]):
+    with pytest.raises(ProcessorError, match=f"is not {SCHEMA.field(column).type}".split("[")[0]):
         as_table(TABLE, SCHEMA)
 
 

@@ -116,7 +116,7 @@ def is_stricter(kind: T.DataType, given: pa.DataType) -> bool:
 def test_milliseconds_are_no_time_in_a_state(kind: T.DataType) -> None:
     columns = ValueColumns(T.StructType([T.StructField("at", kind)]), "state 'x'")
     table = pa.table({"at": [1_700_000_000_000]})
-    with pytest.raises(StateValueError, match=r"column 'at' is int64.*int64 is no "):
+    with pytest.raises(StateValueError, match=r"column 'at' is int64.*int64 is not "):
         columns.encoded(table, 1, b"")
 
 

@@ -16,7 +16,7 @@ def test_a_column_of_the_type_is_taken_as_it_is(wanted: pa.DataType) -> None:
 
 
 def test_another_kind_is_refused() -> None:
-    with pytest.raises(pa.ArrowInvalid, match="int64 is no string"):
+    with pytest.raises(pa.ArrowInvalid, match="int64 is not string"):
         cast(pa.chunked_array([[1]]), pa.string())
 
 

@@ -179,13 +179,15 @@ def test_what_only_python_takes_for_a_tuple_is_refused(values: Any) -> None:
             codec(kind).encode(values)
         two = codec(kind, kind)
         for some in (two, two.plain, TupleCodec(struct(kind, kind), "state 'count'", is_key=True)):
-            with pytest.raises(StateValueError, match=r"(?s)state .count.*is no tuple.*one value"):
+            with pytest.raises(
+                StateValueError, match=r"(?s)state .count.*is not a tuple.*one value"
+            ):
                 some.encode(values)
     for some in (codec(T.StringType()), TupleCodec(struct(T.StringType()), "keys", is_key=True)):
         if isinstance(values, str):
             assert some.decode(some.encode(values)) == (values,)
         else:
-            with pytest.raises(StateValueError, match=r"(?s)is no text.*give str"):
+            with pytest.raises(StateValueError, match=r"(?s)is not a text.*give str"):
                 some.encode(values)
 
 
