@@ -279,8 +279,8 @@ class GivenKeys:
             return self.of_columns((key,))
         if not isinstance(key, tuple) or len(key) != self.columns:
             raise PlanError(
-                f"key {key!r} is no tuple of {self.columns} values: give one value for each of the "
-                f"harness's {self.columns} key columns"
+                f"key {key!r} is not a tuple of {self.columns} values: give one value for each "
+                f"of the harness's {self.columns} key columns"
             )
         return self.of_columns(tuple(key))
 

@@ -467,7 +467,7 @@ class ProcessorHarness:
         TimeModeError
             If the operator does not use processing time.
         HarnessUseError
-            If it is no time.
+            If it is not a time.
         ClockError
             If the time does not move forward.
         ProcessorError
@@ -501,7 +501,7 @@ class ProcessorHarness:
         TimeModeError
             If the harness has no ``eventTimeExtractor``.
         HarnessUseError
-            If it is no time.
+            If it is not a time.
         ClockError
             If the watermark does not move forward.
         ProcessorError

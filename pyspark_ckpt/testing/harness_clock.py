@@ -110,7 +110,7 @@ class HarnessClock:
 
 
 def _in_milliseconds(event_time: EventTime, where: str) -> EventTime:
-    """Return a test's ``eventTimeExtractor``, with an error if it returns what is no time."""
+    """Return a test's ``eventTimeExtractor``, with an error if it returns what is not a time."""
 
     def checked(row: Any) -> int | None:
         time = event_time(row)

@@ -183,7 +183,7 @@ class HarnessSubtask:
     ) -> Result:
         """Return the result of `work` on the states; its changes to them are discarded.
 
-        If a migration waits for the next epoch, it has an epoch of its own first: it would be
+        If a migration waits for the next epoch, it has a separate epoch first: it would be
         discarded, and its functions would run again.
         """
         if self._migrates:

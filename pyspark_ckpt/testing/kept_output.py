@@ -122,7 +122,7 @@ def _spark_rows(schema: T.StructType, batches: Sequence[pa.RecordBatch]) -> list
 def _spark_frame(schema: T.StructType, batches: Sequence[pa.RecordBatch]) -> pd.DataFrame:
     """Return batches in the sent schema as a frame like the one that ``toPandas`` returns.
 
-    Only integers beside nulls differ: they are exact here, as ``Int64``.
+    Only integers in columns with nulls differ: they are exact here, as ``Int64``.
     """
     frames = [
         pd.DataFrame(

@@ -22,7 +22,7 @@ class ReplayCapture(Protocol):
 
 @pytest.fixture
 def replay_capture(request: pytest.FixtureRequest) -> ReplayCapture:
-    """Return :func:`pyspark_ckpt.testing.replay` for captures beside the test's file.
+    """Return :func:`pyspark_ckpt.testing.replay` for captures next to the test's file.
 
     The test fails if anything differs, and shows keys, columns, old and new values. With
     ``same=False`` the test itself looks at what differs.

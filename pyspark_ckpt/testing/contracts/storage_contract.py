@@ -51,7 +51,7 @@ class StorageContract:
     def lose_deletions(self) -> Callable[[int], None] | None:
         """Return what loses the answers to the next deletions, which the server carries out.
 
-        Override it for a storage that repeats requests; the storage is opened behind it.
+        Override it for a storage that repeats requests; the storage is opened after it.
         """
         return None
 
@@ -371,7 +371,7 @@ class StorageContract:
             list(any_storage.chunks("state/missing"))
 
     def test_a_directory_is_moved_with_all_that_is_in_it(self, any_storage: Storage) -> None:
-        """A file too; what lies beside it stays."""
+        """A file too; what is next to it stays."""
         for path in ("state/0/1.delta", "state/0/2.delta", "state/1/1.delta", "state2/x", "id"):
             any_storage.write(path, [path.encode()])
         any_storage.write("kept-1/note", [b"note"])

@@ -75,7 +75,7 @@ class TestKeys:
     def test_a_key_of_two_columns_is_a_tuple_of_two(self, key: Any) -> None:
         harness = ProcessorHarness(Count(), keyColumns=2)
         assert harness.test(("ada", 1), [Row(n=1)]) == [Row(key="ada", n=1)]
-        with pytest.raises(ckpt.PlanError, match="no tuple of 2 values"):
+        with pytest.raises(ckpt.PlanError, match="not a tuple of 2 values"):
             harness.test(key, [Row(n=1)])
 
     def test_equal_keys_are_one(self) -> None:
