@@ -158,22 +158,16 @@ class CollectList(Aggregate):
 
 _INTEGERS = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
 
-
 _FLOATS = (T.FloatType, T.DoubleType)
-
 
 _ORDERED = (
     *_INTEGERS, *_FLOATS, T.BooleanType, T.StringType, T.BinaryType, T.DecimalType, T.DateType,
     T.TimestampType, T.TimestampNTZType,
 )  # fmt: skip
 
-
 _SUM_DIGITS = 10
 
-
 _MOST_SUMMED_DIGITS = 28
-
-
 """A sum has ten digits more, as in Spark, and Arrow's decimals have 38."""
 
 
@@ -197,7 +191,6 @@ MERGES: dict[type[Aggregate], Merge] = {
     Last: Merge.LAST,
     CollectList: Merge.LIST,
 }
-
 
 _BY_ORDER = (First, Last, CollectList)
 

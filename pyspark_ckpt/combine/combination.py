@@ -210,17 +210,10 @@ def _different(table: pa.Table, keys: Sequence[str]) -> pa.Table:
 
 
 _LONG_BITS = 63
-
-
 _DIGITS = 38
-
-
 _ROW = "__ckpt_row"
 
-
 _RANKED = (T.FloatType, T.DoubleType, T.StringType, T.BinaryType)
-
-
 """Types that Arrow's own least and greatest do not know, or order in another way than Spark."""
 
 

@@ -26,14 +26,9 @@ _GROUPED = (
     T.ByteType, T.ShortType, T.IntegerType, T.LongType, T.FloatType, T.DoubleType, T.BooleanType,
     T.StringType, T.BinaryType, T.DecimalType, T.DateType, T.TimestampType, T.TimestampNTZType,
 )  # fmt: skip
-
-
 """Types of columns that Arrow groups, and that leave a map task as they came."""
 
-
 COMBINE_ROWS = "combineRows"
-
-
 """How errors name it: it has no uid, because it has no state."""
 
 
@@ -169,16 +164,10 @@ def _nullable(fields: list[T.StructField]) -> T.StructType:
 
 
 MOST_BYTES = 64 << 20
-
-
 """How much of the input is held at once."""
 
-
 _PAYS = 0.7
-
-
 """Part of the rows that may be left: if more are, merging takes longer than it saves."""
-
 
 _BATCH_ROWS = 100_000
 
@@ -225,8 +214,6 @@ def _pieces(batches: Iterator[pa.RecordBatch], most_bytes: int) -> Iterator[pa.T
 
 
 STATE = "combined"
-
-
 """The name of the state."""
 
 

@@ -31,7 +31,6 @@ from pyspark_ckpt.storage.open import LocalStorage, Storage, open_storage
 
 _MOST_LEVELS = 10
 
-
 _OF_SAVEPOINTS = {METADATA_NAME, IN_PROGRESS_NAME}
 
 

@@ -38,14 +38,9 @@ from pyspark_ckpt.storage.open import open_storage
 _IN_UTC: dict[str, Any] = (
     {"timezone": "UTC"} if "timezone" in signature(to_arrow_schema).parameters else {}
 )
-
-
 """PySpark 4.0 has no such argument: its timestamps are in UTC by default."""
 
-
 _NUMBERS = ("integer", "floating", "mixed-integer-float")
-
-
 """What pandas calls columns of numbers."""
 
 
@@ -259,7 +254,6 @@ def _check_no_number(series: pd.Series[Any], field: pa.Field) -> None:
 
 POSITION, EXPIRES_AT, FIRES_AT = "position", "expires_at", "fires_at"
 
-
 SUBTASK, STREAM, DATA = "subtask", "stream", "data"
 
 
@@ -354,8 +348,6 @@ class _Names:
 
 
 BEYOND = -1
-
-
 """In place of the time of writing: the entry expires after :data:`LAST_TIMESTAMP_MS`."""
 
 

@@ -32,17 +32,10 @@ VALUE_COLUMNS = {
     StateKind.LIST: "list_element",
     StateKind.MAP: "user_map_value",
 }
-
-
 """Where Spark's data source has the values."""
 
-
 _MAP_KEY = "user_map_key"
-
-
 _EXPIRES_AT = "ttlExpirationMs"
-
-
 _FIRES_AT = "expiration_timestamp_ms"
 
 
@@ -107,7 +100,6 @@ def _timestamp(microseconds: int) -> datetime:
 
 _STYLE = replace(STATE_STYLE, timestamp=_timestamp)
 
-
 _ENTRY, _PLACE = "__ckpt_entry", "__ckpt_place"
 
 
@@ -135,8 +127,6 @@ class KeyState:
 
 
 Mapper = Callable[[tuple[Any, ...], tuple[Any, ...] | None, int | None], KeyState]
-
-
 """Makes a key's states of its key, its state and its timeout; runs on executors."""
 
 

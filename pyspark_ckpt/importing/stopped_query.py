@@ -33,7 +33,6 @@ _ELSEWHERE = (
     "path without them, and import from that path"
 )
 
-
 _STATE_STORE = "spark.sql.streaming.stateStore."
 
 
@@ -135,12 +134,9 @@ _ADVICE = (
     "version of the bucket, or import a complete copy of the location"
 )
 
-
 _SPARKS_READER = re.compile(
     r"\[(?:CANNOT_LOAD_STATE_STORE|STDS_)|\.execution\.(?:streaming|datasources\.v2)\.state\."
 )
-
-
 """Names that Spark's errors have if its reader of state failed."""
 
 

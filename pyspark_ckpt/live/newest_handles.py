@@ -33,14 +33,9 @@ from pyspark_ckpt.spark.state_reader import STORES_WITH_CHANGES
 from pyspark_ckpt.storage.open import Storage
 
 _LISTED_LATELY_MS = 1000
-
-
 """In this time a query cannot commit so many epochs that Spark deletes the next one's entry."""
 
-
 _MOST_FILES = 20
-
-
 """So many small files of Spark's state store are read rather than all of it by Spark."""
 
 

@@ -229,20 +229,16 @@ _OF_THE_EPOCH: Mapping[str, Callable[[EpochMetrics], float]] = {
     "operator_barrier_duration": lambda each: each.barrier_ms / 1000,
 }
 
-
 _PHASES: Mapping[str, Callable[[EpochPhases], float]] = {
     "operator_read_duration": lambda each: each.read_ms / 1000,
     "operator_user_duration": lambda each: each.user_ms / 1000,
     "operator_write_duration": lambda each: each.write_ms / 1000,
 }
 
-
 _PARKED: Mapping[str, Callable[[EpochMetrics], float]] = {
     "operator_parked_keys": lambda each: each.parked_keys or 0,
     "operator_parked_rows": lambda each: each.parked_rows or 0,
 }
-
-
 """What stays from the last epoch in which Spark called a subtask."""
 
 

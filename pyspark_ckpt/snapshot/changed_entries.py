@@ -52,17 +52,11 @@ from pyspark_ckpt.storage.open import Storage
 from state_backends import Changes, SnapshotFormat, find_snapshot_format
 
 HEAD_BYTES = 3
-
-
 """Bytes before the user's key: the key group, and the id of the state."""
 
-
 TIMERS, RAW = "\0timers", "\0raw"
-
-
 """What the places of timers and raw state have in place of a state's name, which has no null byte.
 """
-
 
 Entries = dict[bytes, bytes | None]
 

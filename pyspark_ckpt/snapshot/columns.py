@@ -38,25 +38,16 @@ from pyspark_ckpt.operator.values.wire_form import wire_type
 
 TIME = pa.timestamp("ms", "UTC")
 
-
 _FIRST_MS = int(datetime(1, 1, 2, tzinfo=timezone.utc).timestamp()) * 1000
-
 
 _LAST_MS = int(datetime(9999, 12, 31, tzinfo=timezone.utc).timestamp()) * 1000
 
-
 MAX_LONG = (1 << 63) - 1
 
-
 LAST_TIMESTAMP_MS = MAX_LONG // 1000
-
-
 """The last millisecond that a timestamp of Spark holds."""
 
-
 _ARRAY = b"\xdd"
-
-
 """The first byte of a MessagePack array with a length of four bytes."""
 
 

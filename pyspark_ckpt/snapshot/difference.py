@@ -40,21 +40,14 @@ from pyspark_ckpt.snapshot.tables import RawTable, TimersTable, state_table
 
 ADDED, REMOVED, CHANGED = "added", "removed", "changed"
 
-
 _POSITION = T.StructType([T.StructField("position", T.LongType())])
-
 
 _pack = msgspec.msgpack.Encoder().encode
 
-
 _Stream = tuple[int, int]
-
-
 """Subtask and number of a stream of raw state."""
 
-
 _Row = dict[str, Any]
-
 
 _ROWS_AT_ONCE = 10_000
 
@@ -330,9 +323,7 @@ def _streams(side: Side, subtasks: Iterable[int | None], what: str) -> dict[_Str
 
 _COLUMNS = ("operator", "state", "kind", ADDED, REMOVED, CHANGED)
 
-
 _SAMPLES = 5
-
 
 _TIMERS, _RAW = "timers", "raw"
 

@@ -28,7 +28,6 @@ from pyspark_ckpt.operator.task_failure import marks_errors
 
 SUBTASK, RANGE = "subtask", "key_range"
 
-
 BLOCKS_SCHEMA = T.StructType(
     [
         T.StructField(SUBTASK, T.IntegerType()),
@@ -40,36 +39,22 @@ BLOCKS_SCHEMA = T.StructType(
     ]
 )
 
-
 _ARROW_BLOCKS = to_arrow_schema(BLOCKS_SCHEMA)
-
 
 _Numbers = np.ndarray[Any, Any]
 
-
 _Batches = Iterator[pa.RecordBatch]
 
-
 _RANGES = 256
-
-
 """Ranges of all subtasks together: few enough for long blocks, many enough for short sorts."""
 
-
 _GATHERED_BYTES = 32 << 20
-
-
 """A task gathers so many bytes of entries before it makes blocks of them."""
 
-
 _BLOCK_BYTES = 8 << 10
-
-
 """Spark puts up to 10,000 rows into one Arrow batch, so blocks are small."""
 
-
 _LENGTH = np.dtype(np.uint32)
-
 
 _FIRST_WITHOUT_GROUP = int.from_bytes(TIME_INDEX, "big")
 
@@ -224,31 +209,19 @@ def _binary(offsets: _Numbers, data: pa.Buffer) -> pa.BinaryArray:
 
 
 _RUN_BYTES = 64 << 20
-
-
 """So many bytes of one range are sorted in memory; a range with more is spilled in runs."""
 
-
 _SPILLED_ENTRIES = 10_000
-
-
 _WORD_BYTES = 8
 
-
 _MOST_WORDS = 16
-
-
 """Longer keys are sorted by Arrow, which compares them byte by byte."""
 
-
 _ALL_BITS = (1 << 64) - 1
-
 
 _MASKS = np.array(
     [_ALL_BITS ^ (_ALL_BITS >> (8 * length)) for length in range(_WORD_BYTES + 1)], np.uint64
 )
-
-
 """The mask of the first bytes of a word, by their number."""
 
 

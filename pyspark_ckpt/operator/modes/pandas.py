@@ -38,19 +38,12 @@ from pyspark_ckpt.settings.values import size_bytes
 
 _INTEGERS = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
 
-
 _FLOATS = (T.FloatType, T.DoubleType)
 
-
 _Numbers = np.ndarray[Any, Any]
-
-
 """The values of a frame that holds nothing but numbers: rows by columns."""
 
-
 _Columns = list[Any]
-
-
 """The columns of any other frame: an array of NumPy or pandas for each."""
 
 

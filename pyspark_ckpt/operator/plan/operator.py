@@ -68,7 +68,6 @@ class OutputMode(str, Enum):
 
 _OUTPUT_MODES = {mode.value: mode for mode in OutputMode}
 
-
 _TIME_MODES = {mode.value.lower(): mode for mode in TimeMode}
 
 
@@ -157,10 +156,7 @@ def _check_event_time(schema: T.StructType, column: str, uid: str) -> None:
 
 
 DESCRIPTOR_METADATA = "pyspark_ckpt.operator"
-
-
 """Key of the operator's descriptor in the metadata of the token column."""
-
 
 TIMEOUTS = {
     TimeMode.NONE: GroupStateTimeout.NoTimeout,
@@ -168,12 +164,8 @@ TIMEOUTS = {
     TimeMode.EVENT_TIME: GroupStateTimeout.EventTimeTimeout,
 }
 
-
 _MEMORY_LIMIT = "spark.ckpt.execution.memory-limit"
-
-
 _COERCION = "spark.sql.execution.pythonUDF.pandas.intToDecimalCoercionEnabled"
-
 
 MakeInputMode = type[RowsInput] | type[PandasInput] | type[BatchInput] | type[ArrowInput]
 
@@ -412,8 +404,6 @@ def _named(function: SubtaskFunction, uid: str) -> Any:
 
 
 DERIVED_KEY = "__ckpt_key_"
-
-
 """Begins the name of a column that holds the value of a key expression."""
 
 
@@ -496,19 +486,10 @@ def _derived_name(df: DataFrame, column: str | Column) -> str:
 
 
 POLICY = "spark.sql.streaming.multipleWatermarkPolicy"
-
-
 MIN = "min"
-
-
 _TIME = "__ckpt_passed"
-
-
 _IS_OUTPUT = "__ckpt_is_output"
-
-
 _TRUE = True
-
 
 logger = library_logger(__name__)
 

@@ -57,13 +57,8 @@ def _values(spark: SparkSession) -> Any:
 
 
 _ANY_MODE = "org.apache.spark.sql.catalyst.streaming.InternalOutputModes$Complete$"
-
-
 _OF_MODES = "STREAMING_OUTPUT_MODE"
-
-
 _OURS = "FlatMapGroupsInPandasWithState"
-
 
 logger = library_logger(__name__)
 

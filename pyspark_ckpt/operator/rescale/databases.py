@@ -347,7 +347,6 @@ def _keys(backend: StateBackend, prefix: bytes) -> Iterator[bytes]:
 
 _GROUP_START = len(TIME_INDEX) + TIME_BYTES
 
-
 _GROUP_END = _GROUP_START + KEY_GROUP_BYTES
 
 

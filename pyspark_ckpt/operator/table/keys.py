@@ -21,10 +21,7 @@ from pyspark_ckpt.operator.values.message_pack_columns import (
 
 Numbers = np.ndarray[Any, Any]
 
-
 StoredKey = tuple[bytes, bytes]
-
-
 """Key group and encoded key."""
 
 
@@ -81,8 +78,6 @@ def _as_list(column: pa.Array) -> list[bytes]:
 
 
 KEY_POSITION = "key_position"
-
-
 """The column of Arrow tables that says which key of the part a row belongs to."""
 
 
