@@ -151,15 +151,15 @@ def erase_keys(
     for savepoint, source, encoded in zip(found, sources, wanted, strict=True):
         stored = {uid: frozenset(of) for uid, of in encoded.items()}
         search = KeySearch(session, stored, key_bytes)
-        if (kept := _kept(source, search)) is not None:
+        if (kept := _erasure_without_keys(source, search)) is not None:
             erasures.append(kept)
             continue
         edit = StateEdit(session, source)
         for uid in stored:
             for rows in given.of(source)[uid]:
                 edit.erase(uid, rows)
-        erasures.append(_proven(source, edit.save(savepoint.parent().url), search))
-    return [_disposed(erasure) for erasure in erasures]
+        erasures.append(_check_erased(source, edit.save(savepoint.parent().url), search))
+    return [_dispose(erasure) for erasure in erasures]
 
 
 def _check_can_be_disposed_of(source: RestoreSource) -> None:
@@ -171,7 +171,7 @@ def _check_can_be_disposed_of(source: RestoreSource) -> None:
     own_files(source.storage, source.metadata)
 
 
-def _disposed(erasure: Erasure) -> Erasure:
+def _dispose(erasure: Erasure) -> Erasure:
     if erasure.replaced is None:
         return erasure
     return replace(erasure, left=dispose_savepoint(erasure.replaced).left)
@@ -191,7 +191,7 @@ def _encoded(
     return {uid: encoded for uid, encoded in found.items() if encoded}
 
 
-def _kept(source: RestoreSource, search: KeySearch) -> Erasure | None:
+def _erasure_without_keys(source: RestoreSource, search: KeySearch) -> Erasure | None:
     """Return a savepoint that stays, ``None`` for one that has a key, or may have a deleted one.
 
     A native savepoint has files of the backend and of the changelog, which keep what was
@@ -212,7 +212,7 @@ def _kept(source: RestoreSource, search: KeySearch) -> Erasure | None:
     return Erasure(None, savepoint, found.mentions, not_scanned, search.too_short, left)
 
 
-def _proven(source: RestoreSource, made: Savepoint, search: KeySearch) -> Erasure:
+def _check_erased(source: RestoreSource, made: Savepoint, search: KeySearch) -> Erasure:
     """Return what became of a savepoint, after the new one was read back."""
     new = RestoreSource(made.path)
     found = search.found_in(new)
@@ -337,13 +337,13 @@ class GivenKeys:
                 raise PlanError(
                     f"{self._where}, operator {uid!r}: the keys have the columns "
                     f"{', '.join(frame.columns)}, and its savepoints have keys of "
-                    f"{' or '.join(map(_shown, types.values()))}: give these columns"
+                    f"{' or '.join(map(_types_text, types.values()))}: give these columns"
                 )
             same_types = [each for each in same_names if types[each] == given]
             for schema in same_types or same_names:
                 found[schema].append(frame)
         lacking = [
-            f"{', '.join(paths[schema])} has keys of {_shown(types[schema])}"
+            f"{', '.join(paths[schema])} has keys of {_types_text(types[schema])}"
             for schema, of_schema in found.items()
             if not of_schema
         ]
@@ -360,5 +360,5 @@ def _types(schema: T.StructType) -> dict[str, T.DataType]:
     return {field.name: in_python(field.dataType) for field in schema.fields}
 
 
-def _shown(types: Mapping[str, T.DataType]) -> str:
+def _types_text(types: Mapping[str, T.DataType]) -> str:
     return "(" + ", ".join(f"{name} {kind.simpleString()}" for name, kind in types.items()) + ")"

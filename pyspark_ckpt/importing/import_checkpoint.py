@@ -353,8 +353,8 @@ def check_states(
     missing = sorted(set(stored) - set(declared))
     if unknown or missing:
         raise IncompatibleStateError(
-            f"{where}: Spark has the states {_listed(stored)}, the processor declares "
-            f"{_listed(declared)}: {_ADVICE}"
+            f"{where}: Spark has the states {_list_text(stored)}, the processor declares "
+            f"{_list_text(declared)}: {_ADVICE}"
         )
     for name, variable in stored.items():
         why = _difference(operator, variable, declared[name])
@@ -396,5 +396,5 @@ def _ttl(*, has_ttl: bool) -> str:
     return "has a time to live" if has_ttl else "has no time to live"
 
 
-def _listed(names: dict[str, StateDescriptor] | dict[str, StateVariable]) -> str:
+def _list_text(names: dict[str, StateDescriptor] | dict[str, StateVariable]) -> str:
     return ", ".join(map(repr, sorted(names))) or "none"

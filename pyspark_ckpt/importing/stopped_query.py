@@ -157,12 +157,12 @@ def check_operators(path: str, ids: set[int], known: Mapping[str, Collection[int
         return
     names = ", ".join(what for what, each in known.items() if not ids.issuperset(each))
     raise CorruptFileError(
-        f"{path}: the state of operator {_listed(missing)} is missing, Spark finds only that of "
-        f"{_listed(sorted(ids)) or 'none'}{names and f' (more have {names})'}: {_ADVICE}"
+        f"{path}: the state of operator {_list_text(missing)} is missing, Spark finds only that of "
+        f"{_list_text(sorted(ids)) or 'none'}{names and f' (more have {names})'}: {_ADVICE}"
     )
 
 
-def _listed(ids: Iterable[int]) -> str:
+def _list_text(ids: Iterable[int]) -> str:
     return ", ".join(map(str, ids))
 
 

@@ -299,7 +299,7 @@ def _of_subtask(
         if of_shared_files is not None:
             yield from of_shared_files
             return
-    yield from _compared(
+    yield from _compare(
         iter(()) if old is None else all_entries(old_storage, old),
         iter(()) if new is None else all_entries(new_storage, new),
     )
@@ -314,8 +314,8 @@ def _since(
     common: str, old_storage: Storage, old: Handle, new_storage: Storage, new: Handle
 ) -> Iterator[tuple[bytes, Change]]:
     """Yield what differs after a version that both handles have in their lineage."""
-    before = _written(old_storage, old, old.lineage.index(common), len(old.segments))
-    after = _written(new_storage, new, new.lineage.index(common), len(new.segments))
+    before = _last_writes(old_storage, old, old.lineage.index(common), len(old.segments))
+    after = _last_writes(new_storage, new, new.lineage.index(common), len(new.segments))
     keys = sorted(before.keys() ^ after.keys())  # the other keys were written on both sides
     at_common = _values_at(old_storage, old, common, keys)
     for key in before.keys() | after.keys():
@@ -333,8 +333,8 @@ def _outside_shared_files(
     """Return what differs if the two base snapshots share files, else ``None``."""
     if old.base is None or new.base is None:
         return None
-    before = _written(old_storage, old, 0, len(old.segments))
-    after = _written(new_storage, new, 0, len(new.segments))
+    before = _last_writes(old_storage, old, 0, len(old.segments))
+    after = _last_writes(new_storage, new, 0, len(new.segments))
     values = values_that_may_differ(
         StoredBase(old_storage, old.base),
         StoredBase(new_storage, new.base),
@@ -347,7 +347,7 @@ def _outside_shared_files(
     return ((key, change) for key, change in changes if change.old != change.new)
 
 
-def _written(storage: Storage, handle: Handle, first: int, end: int) -> Entries:
+def _last_writes(storage: Storage, handle: Handle, first: int, end: int) -> Entries:
     """Return the last writes to each key in some segments."""
     writes: Entries = {}
     for part in segment_changes(storage, handle.segments[first:end]):
@@ -392,7 +392,7 @@ def _among(parts: Iterable[Changes], keys: Sequence[bytes]) -> Entries:
     return found
 
 
-def _compared(old: Iterator[Changes], new: Iterator[Changes]) -> Iterator[tuple[bytes, Change]]:
+def _compare(old: Iterator[Changes], new: Iterator[Changes]) -> Iterator[tuple[bytes, Change]]:
     """Yield what differs between two states in key order."""
     first, second = _nonempty(old), _nonempty(new)
     left, right = next(first, None), next(second, None)

@@ -228,7 +228,7 @@ class _Reader(DataSourceReader):
             schema = _sent_schema(view.schema)
             for batch in self._batches(view, partition.value.subtask):
                 columns = pa.Table.from_batches([batch]).columns
-                sent = list(map(_sent, columns, schema.types))
+                sent = list(map(_as_sent, columns, schema.types))
                 yield from pa.Table.from_arrays(sent, schema=schema).to_batches()
 
     def _batches(self, view: TableView, subtask: int | None) -> Iterable[pa.RecordBatch]:
@@ -281,7 +281,7 @@ def _key_of(view: StateView, equal: dict[tuple[str, ...], Any]) -> tuple[Any, ..
     return key
 
 
-def _sent(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
+def _as_sent(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
     return in_microseconds(column, kind) if column.type == TIME else in_type(column, kind)
 
 

@@ -158,8 +158,8 @@ def changed_rows(
     places = sorted(changes, key=lambda place: (place.key, place.subtask or 0))
     before = [changes[place].old for place in places]
     after = [changes[place].new for place in places]
-    keys, old_values = _decoded(places, before, key_schema, old or first, what)
-    later_keys, new_values = _decoded(places, after, key_schema, new or first, what)
+    keys, old_values = _decode(places, before, key_schema, old or first, what)
+    later_keys, new_values = _decode(places, after, key_schema, new or first, what)
     is_new = pa.array([value is None for value in before], pa.bool_())
     # Each row has its key on one of the two sides.
     named = pa.table(
@@ -193,7 +193,7 @@ def _either(
     return both.take(pa.array(places, pa.int64()))
 
 
-def _decoded(
+def _decode(
     places: Sequence[Place],
     values: Sequence[bytes | None],
     key_schema: T.StructType,

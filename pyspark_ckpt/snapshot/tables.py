@@ -133,7 +133,7 @@ class _StateTable(Table):
         arrays = self._values.tuples.arrays(self._values.plain(column))
         return arrays if expires_ms is None else [*arrays, expiry_array(expires_ms)]
 
-    def _shown(
+    def _visible(
         self, part: StoredEntries, now_ms: int | None
     ) -> tuple[BinaryColumn, BinaryColumn, Numbers | None]:
         """Return keys, values and times of expiry without the entries that are expired."""
@@ -160,7 +160,7 @@ class _ValueTable(_StateTable):
         self, parts: Iterable[StoredEntries], now_ms: int | None
     ) -> Iterator[pa.RecordBatch]:
         for part in parts:
-            keys, values, expires_ms = self._shown(part, now_ms)
+            keys, values, expires_ms = self._visible(part, now_ms)
             key_arrays = self._keys.arrays(self._keys.plain(keys.cut(_HEAD_BYTES)))
             yield self._batch([*key_arrays, *self._value_arrays(values, expires_ms)])
 
@@ -191,7 +191,7 @@ class _MapTable(_StateTable):
         self, parts: Iterable[StoredEntries], now_ms: int | None
     ) -> Iterator[pa.RecordBatch]:
         for part in parts:
-            keys, values, expires_ms = self._shown(part, now_ms)
+            keys, values, expires_ms = self._visible(part, now_ms)
             pairs = decoded(self._decoder, keys.cut(_HEAD_BYTES, mark=_PAIR), self._what)
             yield self._batch(
                 [
@@ -231,7 +231,7 @@ class _ChunksTable(_StateTable):
         of_list: bytes | None = None
         position = 0
         for part in parts:
-            keys, values, expires_ms = self._shown(part, now_ms)
+            keys, values, expires_ms = self._visible(part, now_ms)
             times = None if expires_ms is None else expires_ms.tolist()
             items = _Items()
             for row, (key, data) in enumerate(
@@ -334,7 +334,7 @@ class _BroadcastTable(_StateTable):
         self, parts: Iterable[StoredEntries], now_ms: int | None
     ) -> Iterator[pa.RecordBatch]:
         for part in parts:
-            keys, values, expires_ms = self._shown(part, now_ms)
+            keys, values, expires_ms = self._visible(part, now_ms)
             map_keys = self._map_keys.plain(keys.cut(_HEAD_BYTES))
             yield self._batch(
                 [*self._map_keys.arrays(map_keys), *self._value_arrays(values, expires_ms)]

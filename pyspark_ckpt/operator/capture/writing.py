@@ -173,7 +173,7 @@ class WrittenFailure:
         fires_timers = self._epoch.clock.timers_now_ms is not None
         for batches in keyed:
             if fires_timers and self._size_bytes <= self._limit_bytes:
-                kept = list(map(self._kept, batches))
+                kept = list(map(self._sent_columns, batches))
                 self._size_bytes += sum(batch.nbytes for batch in kept)
                 self._parts.append(kept)
                 if self._size_bytes > self._limit_bytes:
@@ -272,10 +272,10 @@ class WrittenFailure:
         assert self._table is not None
         part, current = processing.part_under_way, self._table.current
         if part is not None and self._epoch.mode.calls_once_per_part:
-            return dict.fromkeys(part.stored), [[self._kept(part.sent_rows(0))]]
+            return dict.fromkeys(part.stored), [[self._sent_columns(part.sent_rows(0))]]
         if part is not None:
             place = current.position if row is None else processing.output.origins.place_of(row)
-            return {part.stored[place]: None}, [[self._kept(part.sent_rows(place))]]
+            return {part.stored[place]: None}, [[self._sent_columns(part.sent_rows(place))]]
         if processing.timers_under_way:
             return self._with_their_rows(processing.timers_under_way)
         if row is not None:
@@ -300,10 +300,10 @@ class WrittenFailure:
                 parts.append(batches)
             elif places:
                 rows = [np.arange(keyed.bounds[n], keyed.bounds[n + 1]) for n in places]
-                parts.append([self._kept(columns.taken(keyed.sent, each)) for each in rows])
+                parts.append([self._sent_columns(columns.taken(keyed.sent, each)) for each in rows])
         return touched, parts
 
-    def _kept(self, sent: pa.RecordBatch) -> pa.RecordBatch:
+    def _sent_columns(self, sent: pa.RecordBatch) -> pa.RecordBatch:
         return sent.select(list(self._epoch.columns))
 
 

@@ -47,7 +47,7 @@ def merged_state(
         base = iter(()) if handle.base is None else read_base(storage, handle.base, scratch)
         if handle.base is not None and find_snapshot_format(handle.base.format) is None:
             base = _in_order(base, handle)  # a backend scans in order
-        yield from _merged(base, writes.all_in_order())
+        yield from _merge(base, writes.all_in_order())
     finally:
         writes.close()
 
@@ -67,7 +67,7 @@ def _in_order(base: Iterator[Changes], handle: Handle) -> Iterator[Changes]:
         yield part
 
 
-def _merged(base: Iterator[Changes], writes: Iterator[Changes]) -> Iterator[Changes]:
+def _merge(base: Iterator[Changes], writes: Iterator[Changes]) -> Iterator[Changes]:
     """Merge two streams in key order; where both have a key, the second one counts."""
     pending: dict[bytes, bytes | None] = {}
     highest = b""
@@ -83,13 +83,13 @@ def _merged(base: Iterator[Changes], writes: Iterator[Changes]) -> Iterator[Chan
         if not due:
             yield part
             continue
-        yield from _overlaid(part, {key: pending.pop(key) for key in due})
+        yield from _overlay(part, {key: pending.pop(key) for key in due})
     yield from _puts(pending)
     for written in writes:
         yield from _puts(dict(zip(written.keys, written.values, strict=True)))
 
 
-def _overlaid(part: Changes, writes: dict[bytes, bytes | None]) -> Iterator[Changes]:
+def _overlay(part: Changes, writes: dict[bytes, bytes | None]) -> Iterator[Changes]:
     """Put the writes into a part that is in key order; what lies between them moves as slices."""
     if len(writes) > len(part) // _FEW:
         yield from _puts({**dict(zip(part.keys, part.values, strict=True)), **writes})

@@ -74,7 +74,7 @@ class SubtaskCopy(msgspec.Struct, frozen=True, kw_only=True):
         """
         source, target = open_storage(self.source), open_storage(self.target)
         if self.is_canonical:
-            return _merged(self.handle, source, target, self.token)
+            return _merge(self.handle, source, target, self.token)
         _copy_files(self.handle, source, target)
         return msgspec.structs.replace(self.handle, pending=None, predecessors=msgspec.UNSET)
 
@@ -91,7 +91,7 @@ def _copy_files(handle: Handle, source: Storage, target: Storage) -> None:
         target.verify_size(reference)
 
 
-def _merged(handle: Handle, source: Storage, target: Storage, token: str) -> Handle:
+def _merge(handle: Handle, source: Storage, target: Storage, token: str) -> Handle:
     """Write all state of a handle as one canonical file, sorted."""
     count = EntryCount()
     root = executor_local_root(handle.subtask)

@@ -88,7 +88,7 @@ class PandasOutput:
                     "pandas DataFrames"
                 )
             if len(frame):
-                self._frames.append(self._kept(self._with_columns(frame)))
+                self._frames.append(self._copy(self._with_columns(frame)))
                 self._rows += len(frame)
             if self._rows >= full:
                 return rest
@@ -129,7 +129,7 @@ class PandasOutput:
                 exc.row += rows_before
             raise
 
-    def _kept(self, frame: pd.DataFrame) -> _Numbers | _Columns:
+    def _copy(self, frame: pd.DataFrame) -> _Numbers | _Columns:
         """Return a copy of a frame's values: as one array if one holds them as they are."""
         if self._array_kinds:
             values: _Numbers = frame.to_numpy()

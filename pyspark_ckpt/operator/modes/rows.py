@@ -98,7 +98,7 @@ class RowsOutput:
         if output is None:
             return
         self._check(output)
-        self._rows.extend(map(self._kept, output) if self._may_change else output)
+        self._rows.extend(map(self._copy, output) if self._may_change else output)
 
     def fill(self, output: Iterable[Any] | None) -> Iterator[Any] | None:
         """Add what one call of the processor yields, until as much is there as leaves at once."""
@@ -109,7 +109,7 @@ class RowsOutput:
         full = len(rows) + CHUNK_ROWS
         output = iter(output)  # once: a second iterator would run the processor's code again
         first = islice(output, CHUNK_ROWS)
-        rows.extend(map(self._kept, first) if self._may_change else first)
+        rows.extend(map(self._copy, first) if self._may_change else first)
         if len(rows) < full:  # nearly always
             return None
         return output
@@ -130,7 +130,7 @@ class RowsOutput:
                 "of Rows"
             )
 
-    def _kept(self, row: Any) -> Any:
+    def _copy(self, row: Any) -> Any:
         """Return a row whose lists and dicts the processor cannot change any more."""
         if not isinstance(row, tuple):
             return row

@@ -101,7 +101,7 @@ class ParkedKeys:
         self._keys: ValueState | None = None
         self._rows: ListState | None = None
         self._row_schema = None if keeping is None else _with_epoch(keeping.schema)
-        self.found: dict[StoredKey, ParkedKey] = self._stored(key_groups)
+        self.found: dict[StoredKey, ParkedKey] = self._read_keys(key_groups)
         self._check_continues()
 
     @property
@@ -132,7 +132,7 @@ class ParkedKeys:
         """Keep rows of the key being worked on, which is parked, after those that are kept."""
         assert self._keeping is not None
         rows = [(self._epoch, *values) for values in self._keeping.values(sent)]
-        _, state = self._opened()
+        _, state = self._open_states()
         codec = _SentValues(self._row_schema)
         key = self.found[self._current]
         key = msgspec.structs.replace(
@@ -155,7 +155,7 @@ class ParkedKeys:
         """Return the rows of the key being worked on, by the epoch in which they came."""
         assert self._keeping is not None
         key_group = int.from_bytes(self._current[0], "big")
-        _, state = self._opened()
+        _, state = self._open_states()
         return [
             RowsOfEpoch(epoch, self._keeping.sent([row[1:] for row in rows], key_group))
             for epoch, rows in groupby(state.get(), key=lambda row: row[0])
@@ -163,7 +163,7 @@ class ParkedKeys:
 
     def remove(self) -> None:
         """Remove the key being worked on from the parked keys, with its rows."""
-        keys, rows = self._opened()
+        keys, rows = self._open_states()
         keys.clear()
         rows.clear()
         del self.found[self._current]
@@ -184,11 +184,11 @@ class ParkedKeys:
         return current.key_group, current.key
 
     def _put(self, key: ParkedKey) -> None:
-        keys, _ = self._opened()
+        keys, _ = self._open_states()
         keys.update(msgspec.structs.astuple(key))
         self.found[self._current] = key
 
-    def _stored(self, key_groups: Iterable[int]) -> dict[StoredKey, ParkedKey]:
+    def _read_keys(self, key_groups: Iterable[int]) -> dict[StoredKey, ParkedKey]:
         state_id = self._states.catalog.find(KEYS_STATE)
         if state_id is None:
             return {}
@@ -220,7 +220,7 @@ class ParkedKeys:
                 "columns of the input change"
             )
 
-    def _opened(self) -> tuple[ValueState, ListState]:
+    def _open_states(self) -> tuple[ValueState, ListState]:
         """Return the two states, made if they are new."""
         if self._keys is None or self._rows is None:
             assert self._row_schema is not None

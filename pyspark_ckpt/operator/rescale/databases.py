@@ -232,7 +232,7 @@ def divided(
         if share.kept is None:
             entries = in_key_order(ranges)
             return write_subtask(target, first, states, entries, has_same_clock=has_same_clock)
-        return _kept(
+        return _store_database(
             first,
             share.kept,
             ranges,
@@ -249,7 +249,7 @@ def divided(
             each.close()
 
 
-def _kept(
+def _store_database(
     first: Handle,
     kept: Handle,
     ranges: Sequence[StateRange],

@@ -495,11 +495,11 @@ class EpochOutput:
         if not self.buffer.rows:
             return
         self._laps.begin(Phase.WRITE)
-        yield self._taken()
+        yield self._take()
         self.origins.go_on()
         self._laps.begin(Phase.USER)
 
-    def _taken(self) -> pa.RecordBatch:
+    def _take(self) -> pa.RecordBatch:
         """Return the output so far; an error about a row names the call that made the row."""
         try:
             return self.buffer.take()

@@ -126,7 +126,7 @@ class ProcessorHandle(StateGetters):
         self.clock = clock
         self._where = where
         self._schemas = schemas
-        self._catalog = StateCatalog(stored, where, self._emptied)
+        self._catalog = StateCatalog(stored, where, self._remove_entries)
         self._migrations = migrations or {}
         self._aging: dict[int, TimeToLive] = {}
         self._given: dict[str, GivenState] = {}
@@ -190,14 +190,14 @@ class ProcessorHandle(StateGetters):
         if given is not None:
             withdraw(given.state, given.kind, stateName, self._where)
 
-    def _emptied(self, state_id: int, most: int | None, *, is_deleted_now: bool) -> bool:
+    def _remove_entries(self, state_id: int, most: int | None, *, is_deleted_now: bool) -> bool:
         """Remove a deleted state's entries, unless this epoch may have written some of them."""
         state = self._catalog.descriptor(state_id)
         if is_deleted_now and not is_keyed_state(state):
             return False
         return remove_at_once(self.table, state_id, state, most)
 
-    def _given_out(self, parts: StateParts, state: State) -> State:
+    def _give_out(self, parts: StateParts, state: State) -> State:
         assert isinstance(state, parts.kind.state_class)
         self._given[parts.name] = GivenState(parts.kind, state)
         return state

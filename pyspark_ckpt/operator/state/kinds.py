@@ -187,7 +187,7 @@ class StateGetters(ABC):
         """Return what a state is made of; the handle then knows that the processor asked."""
 
     @abstractmethod
-    def _given_out(self, parts: StateParts, state: State) -> State:
+    def _give_out(self, parts: StateParts, state: State) -> State:
         """Return the state, and remember it under its name."""
 
     def getValueState(
@@ -224,7 +224,7 @@ class StateGetters(ABC):
         (1,)
         """
         parts = self._parts(StateKind.VALUE, stateName, schema, ttl=ttlDurationMs)
-        return self._given_out(parts, parts.value_state())
+        return self._give_out(parts, parts.value_state())
 
     def getListState(self, stateName: str, schema: Schema, ttlDurationMs: Ttl = None) -> ListState:
         """Return the list state of a name, made if it is new.
@@ -257,7 +257,7 @@ class StateGetters(ABC):
         """
         parts = self._parts(StateKind.LIST, stateName, schema, ttl=ttlDurationMs)
         state = ListState(parts.table, parts.state_id, parts.codec, parts.aging)
-        return self._given_out(parts, state)
+        return self._give_out(parts, state)
 
     def getMapState(
         self,
@@ -299,7 +299,7 @@ class StateGetters(ABC):
         parts = self._parts(
             StateKind.MAP, stateName, valueSchema, map_key=userKeySchema, ttl=ttlDurationMs
         )
-        return self._given_out(parts, MapState(*parts.of_map()))
+        return self._give_out(parts, MapState(*parts.of_map()))
 
     def getReducingState(
         self, stateName: str, schema: Schema, reduce: ReduceFunction, ttlDurationMs: Ttl = None
@@ -335,7 +335,7 @@ class StateGetters(ABC):
         >>> total.add((2,))
         """
         parts = self._parts(StateKind.REDUCING, stateName, schema, ttl=ttlDurationMs)
-        return self._given_out(
+        return self._give_out(
             parts, ReducingState(parts.value_state(), reduce, parts.codec.as_tuple)
         )
 
@@ -380,7 +380,7 @@ class StateGetters(ABC):
         """
         parts = self._parts(StateKind.AGGREGATING, stateName, accumulatorSchema, ttl=ttlDurationMs)
         state = AggregatingState(parts.value_state(), aggregate, parts.codec.as_tuple)
-        return self._given_out(parts, state)
+        return self._give_out(parts, state)
 
     def getOperatorListState(
         self, stateName: str, schema: Schema, redistribution: str = ListRedistribution.SPLIT.value
@@ -418,7 +418,7 @@ class StateGetters(ABC):
             StateKind.OPERATOR_LIST, stateName, schema, redistribution=redistribution
         )
         state = OperatorListState(parts.table, parts.state_id, parts.codec)
-        return self._given_out(parts, state)
+        return self._give_out(parts, state)
 
     def getBroadcastState(
         self, stateName: str, keySchema: Schema, valueSchema: Schema
@@ -453,4 +453,4 @@ class StateGetters(ABC):
         False
         """
         parts = self._parts(StateKind.BROADCAST, stateName, valueSchema, map_key=keySchema)
-        return self._given_out(parts, BroadcastState(*parts.of_map()))
+        return self._give_out(parts, BroadcastState(*parts.of_map()))

@@ -110,7 +110,7 @@ class ListState:
         appended = self._appended.get(prefix)
         count = self._count(prefix) if appended is None else appended.number
         chunks = self._chunks(prefix, count)
-        return self._decoded(chunks, [] if appended is None else list(appended.items))
+        return self._decode(chunks, [] if appended is None else list(appended.items))
 
     def put(self, newState: list[Value]) -> None:
         """Replace the key's list; an empty one clears it, which PySpark refuses.
@@ -232,13 +232,13 @@ class ListState:
     def _chunks(self, prefix: bytes, count: int) -> Iterable[bytes]:
         """Return the list's first `count` chunks, without expired ones."""
         if self._aging is not None:  # a chunk may expire later than the entry that counts it
-            return self._scanned(prefix)
+            return self._scan(prefix)
         if count > _FEW_CHUNKS:
-            return self._scanned(prefix, prefix + _encoded_number(count))
+            return self._scan(prefix, prefix + _encoded_number(count))
         few = [self._chunk(_encoded_number(number)) for number in range(count)]
         return [chunk for chunk in few if chunk is not None]
 
-    def _scanned(self, prefix: bytes, end: bytes | None = None) -> Iterator[bytes]:
+    def _scan(self, prefix: bytes, end: bytes | None = None) -> Iterator[bytes]:
         entries = self._table.scan(prefix, end)
         # The first entry is read now, because a scan yields the entries as they are at its start.
         entries = chain(list(islice(entries, 1)), entries)
@@ -273,7 +273,7 @@ class ListState:
             self._counted = None
             self._table.write_below(prefix, prefix, left)
 
-    def _decoded(self, chunks: Iterable[bytes], pending: list[bytes]) -> Iterator[Value]:
+    def _decode(self, chunks: Iterable[bytes], pending: list[bytes]) -> Iterator[Value]:
         items = chain.from_iterable(map(decode_chunk, chunks))
         # A generator ends at an error; `map` would continue with the next value.
         yield from map(self._codec.decode, chain(items, pending))

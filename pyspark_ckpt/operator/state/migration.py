@@ -141,7 +141,8 @@ class StateRewrite:
         value = None if migration is None else migration.value
         if value is None:  # what no user sees stays as it is stored
             # Each entry from its own schema: it may have a field that the newest stored one lacks.
-            self._old, self._new = codec_of(_followed(source, target), where).plain, self._new.plain
+            self._old = codec_of(_with_schema_of(source, target), where).plain
+            self._new = self._new.plain
             self._value = None
         else:
             self._old = codec_of(source, where)
@@ -160,7 +161,7 @@ class StateRewrite:
         number of a chunk. `data` is the entry without its stamp.
         """
         try:
-            return self._rewritten(rest, data)
+            return self._rewrite(rest, data)
         except CkptError:
             raise
         except Exception as exc:
@@ -170,7 +171,7 @@ class StateRewrite:
                 f"epoch was committed{user_frames(exc)}"
             ) from exc
 
-    def _rewritten(self, rest: bytes, data: bytes) -> tuple[bytes, bytes]:
+    def _rewrite(self, rest: bytes, data: bytes) -> tuple[bytes, bytes]:
         if self._entries is Entries.CHUNKS:
             if not rest:  # the list's number of chunks
                 return b"", data
@@ -186,7 +187,7 @@ class StateRewrite:
         return self._new.encode(values if self._value is None else self._value(values))
 
 
-def _followed(source: StateDescriptor, target: StateDescriptor) -> StateDescriptor:
+def _with_schema_of(source: StateDescriptor, target: StateDescriptor) -> StateDescriptor:
     """Return a stored state whose newest schema is that of another one."""
     if same_schema(source.value_schema, target.value_schema):
         return source
