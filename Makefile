@@ -89,9 +89,9 @@ torture: $(CLASSES) ## Kill and pause drivers, executors and workers, fill and s
 matrix: $(VENV)/.dev java ## Run the fast tests on versions of Python, PySpark and packages; two hours, 10 GB
 	$(BIN)/python -m tools.matrix $(ARGS)
 
-VERSION ?= unreleased
-golden: $(VENV)/.dev java ## Write the golden data of a release, once for each PySpark, ten minutes; VERSION=unreleased
-	$(BIN)/python -m tools.make_golden $(VERSION) $(ARGS)
+FORMAT ?= 1
+golden: $(VENV)/.dev java ## Write the golden data of a format, once for each PySpark, ten minutes; FORMAT=1
+	$(BIN)/python -m tools.make_golden $(FORMAT) $(ARGS)
 
 bench: $(VENV)/.dev java ## Measure W1 to W9 at a tenth of their size against PySpark's own operators; hours, ARGS="--workload W1" for one
 	$(BIN)/python -m benchmarks $(ARGS)

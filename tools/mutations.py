@@ -206,12 +206,12 @@ MUTATIONS = (
     Mutation(
         "end of a seeding that another driver has taken over",
         "pyspark_ckpt/restore/location/seedings.py",
-        """        except FileExistsError as exc:
-            raise _taken_over(self._location) from exc
-        self._location.delete([SEEDING_MARKER])""",
-        """        except FileExistsError:
-            pass
-        self._location.delete([SEEDING_MARKER])""",
+        """            self._location.write(seeding_path(self._number + 1), [_ENDED])
+        except FileExistsError as exc:
+            raise _taken_over(self._location) from exc""",
+        """            self._location.write(seeding_path(self._number + 1), [_ENDED])
+        except FileExistsError:
+            pass""",
         "tests/unit/restore/location/test_seedings.py",
     ),
     Mutation(

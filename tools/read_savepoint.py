@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 MAGIC = b"SPRKCKPT"
 HEADER = struct.Struct(">8sIQ32s")
-NEWEST_FORMAT = 2
+NEWEST_FORMAT = 1
 KINDS_WITH_KEY = ("value", "list", "map", "timer")
 TIME_OFFSET = 1 << 63
 SIZES = {0xC4: ">B", 0xC5: ">H", 0xC6: ">I", 0xD9: ">B", 0xDA: ">H", 0xDB: ">I"}
@@ -36,7 +36,7 @@ def read_metadata(savepoint: Path) -> dict[str, Any]:
     magic, version, length, digest = HEADER.unpack_from(data)
     body = data[HEADER.size :]
     if magic != MAGIC or version > NEWEST_FORMAT:
-        raise ValueError(f"{savepoint}: no _metadata of format 1 to {NEWEST_FORMAT}")
+        raise ValueError(f"{savepoint}: no _metadata of a format up to {NEWEST_FORMAT}")
     if len(body) != length or hashlib.sha256(body).digest() != digest:
         raise ValueError(f"{savepoint}: its _metadata is damaged")
     metadata: dict[str, Any] = json.loads(body)

@@ -16,7 +16,7 @@ files of the base snapshot that was pending in it, and to files of its own epoch
 
 The handle before it may be another one than the handle that was read. Spark runs some epochs of a
 subtask twice, and the losing attempt leaves its handle in its executor's memory. Therefore the
-files of the last two versions before a handle stay too, and all files since the older epoch.
+files of the last versions before a handle stay too, and all files since the oldest epoch.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from pyspark_ckpt.errors import CkptError
 from pyspark_ckpt.formats.layout import (
     SHARED,
     TASK_OWNED,
-    StateFile,
     initial_file,
     is_source_log,
     is_spark_operator_state,
@@ -94,21 +93,12 @@ def _may_go(
         return (
             is_source_log(name) or is_spark_operator_state(name) or initial_file(name) is not None
         )
-    since = _kept_since(file, kept_since)
+    since = kept_since.get((file.operator, file.subtask))
     return (
         file.snapshot_id not in pending
         and file.epoch <= epoch
         and (since is None or file.epoch < since)
     )
-
-
-def _kept_since(file: StateFile, kept_since: Mapping[tuple[str, int], int]) -> int | None:
-    """Return the epoch since which all files of the subtask that wrote a file stay."""
-    if file.operator is not None:
-        return kept_since.get((file.operator, file.subtask))
-    # Any operator may have written it, so the oldest epoch counts.
-    epochs = (since for (_, subtask), since in kept_since.items() if subtask == file.subtask)
-    return min(epochs, default=None)
 
 
 logger = library_logger(__name__)

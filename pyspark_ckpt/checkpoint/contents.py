@@ -122,19 +122,21 @@ def gather(
         spark_version=spark_version,
         library_version=__version__,
         watermark_ms=log.watermark_ms(epoch),
-        offsets_entry=offsets.of_query(log.storage.url, query.query_id).text(),
+        offsets_entry=offsets.text(),
         commits_entry=log.commits_entry(epoch),
         source_logs=_keep_source_logs(query, logs),
         operators=operators,
         source_ids=sources.ids,
         phases_ms=phases.ended_ms,
-        source_names=sources.names or msgspec.UNSET,
+        source_names=sources.names,
+        location=log.storage.url,
+        location_query_id=query.query_id,
     )
     phases.end("sources")
     if query.operators.spark_operators:
         spark_operators = keep_spark_operators(query, epoch)
-        contents = msgspec.structs.replace(contents, stored_spark_operators=spark_operators)
-        phases.end("native")  # a stored name
+        contents = msgspec.structs.replace(contents, spark_operators=spark_operators)
+        phases.end("spark_operators")
     check(query.storage, contents.files())
     phases.end("verification")
     return contents
@@ -296,7 +298,7 @@ class LostAttributesNotice:
             name
             for handle in handles
             if handle.metrics is not None
-            for name in handle.metrics.lost_attributes or ()
+            for name in handle.metrics.lost_attributes
         }
         if names:
             self._warned.add(uid)

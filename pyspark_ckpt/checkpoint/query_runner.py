@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 
-import msgspec
 from pyspark.sql import SparkSession
 
 from pyspark_ckpt.checkpoint.contents import Gathering, metadata_at_end
@@ -56,8 +55,7 @@ def runner_of(
 
 def is_present(log: SparkLog, metadata: CheckpointMetadata) -> bool:
     """Return whether a location has committed a checkpoint's epoch, with the same input."""
-    names = metadata.source_names
-    sources = Sources(metadata.source_ids, () if names is msgspec.UNSET else names)
+    sources = Sources(metadata.source_ids, metadata.source_names)
     try:
         if not log.is_committed(metadata.epoch):
             return log.is_purged(metadata.epoch)

@@ -106,7 +106,7 @@ def show(arguments: Namespace) -> Result:
             f"{operator['parallelism']} of {operator['max_parallelism']}, states: "
             f"{one_line(states or 'none')}\n"
         )
-    text += "".join(f"Spark operator: {one_line(name)}\n" for name in fields["native_operators"])
+    text += "".join(f"Spark operator: {one_line(name)}\n" for name in fields["spark_operators"])
     return Result({**fields, "ancestors": records(ancestors)}, text + _ancestors_text(ancestors))
 
 
@@ -168,7 +168,7 @@ def _readable(fields: dict[str, Any]) -> dict[str, Any]:
     shown = {}
     if not pd.isna(completed_at):  # else the number is all that can be said
         shown["completed_at_ms"] = "completed_at", f"{completed_at:%Y-%m-%d %H:%M:%SZ}"
-    operators = ("operators", "native_operators")
+    operators = ("operators", "spark_operators")
     kept = (
         shown.get(name, (name, value)) for name, value in fields.items() if name not in operators
     )
@@ -189,7 +189,7 @@ def _description(metadata: CheckpointMetadata) -> dict[str, Any]:
         "spark_version": metadata.spark_version,
         "library_version": metadata.library_version,
         "operators": [_operator(operator) for operator in metadata.operators],
-        "native_operators": [operator.name for operator in metadata.spark_operators],
+        "spark_operators": [operator.name for operator in metadata.spark_operators],
     }
 
 

@@ -39,7 +39,7 @@ from pyspark_ckpt.operator.descriptor import OperatorDescriptor, schema_fingerpr
 from pyspark_ckpt.operator.quarantine.parked_keys import KEYS_STATE
 from pyspark_ckpt.operator.rescale.tasks import newest_of
 from pyspark_ckpt.operator.rescale.unify import UnifiedStates
-from pyspark_ckpt.operator.rows.key_columns import check_new_key
+from pyspark_ckpt.operator.rows.key_columns import check_key
 from pyspark_ckpt.operator.state.kinds import Movement, kind_of
 from pyspark_ckpt.operator.table.catalog import FREE, FREE_PLACE, struct_type
 from pyspark_ckpt.operator.table.stored_keys import MAX_STATES
@@ -221,7 +221,7 @@ class OperatorEdit:
     def rekey(self, spark: SparkSession, function: RowsFunction, key_schema: T.StructType) -> None:
         """Give all that belongs to keys the keys that a function makes of theirs."""
         for each in key_schema.fields:
-            check_new_key(each)
+            check_key(each)
         self._check_none_parked(spark)
         keyed = [
             state_id

@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import Any
 
-import msgspec
-
 from pyspark_ckpt.clock import now_ms
 from pyspark_ckpt.errors import PlanError
 from pyspark_ckpt.formats.layout import source_log_path
@@ -29,7 +27,7 @@ class Position:
     `epoch` is the last epoch that the state contains, and `watermark_ms` is the watermark after it.
     If `offsets_entry` has no offsets, the sources of the restored query start as their options say.
     `source_files` has files of the sources' logs by source and name, each with its storage and its
-    path there.
+    path there. `location` is where the query has run, if it has, and `location_query_id` its id.
     """
 
     offsets_entry: str
@@ -37,7 +35,9 @@ class Position:
     watermark_ms: int = 0
     commits_entry: str = ""
     source_ids: tuple[int, ...] = ()
-    source_names: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
+    source_names: tuple[str, ...] = ()
+    location: str | None = None
+    location_query_id: str | None = None
     source_files: Mapping[tuple[int, str], tuple[Storage, str]] = field(default_factory=dict)
 
     def read_logs(self) -> list[tuple[SourceLog, bytes]]:
@@ -86,7 +86,7 @@ def position_of(
         watermark_ms=watermark_ms,
         commits_entry="v1\n" + json.dumps({"nextBatchWatermarkMs": watermark_ms}),
         source_ids=places if by_place else (),
-        source_names=source_names if source_names and by_place else msgspec.UNSET,
+        source_names=source_names if by_place else (),
     )
 
 

@@ -32,7 +32,7 @@ from pyspark_ckpt.operator.descriptor import OperatorDescriptor, code_fingerprin
 from pyspark_ckpt.operator.plan.declared import declare_states, parse_schema
 from pyspark_ckpt.operator.plan.parallelism import parallelism_of
 from pyspark_ckpt.operator.rescale.unify import UnifiedStates
-from pyspark_ckpt.operator.rows.key_columns import check_new_key
+from pyspark_ckpt.operator.rows.key_columns import check_key
 from pyspark_ckpt.operator.rows.keys import check_max_parallelism, default_max_parallelism
 from pyspark_ckpt.restore.offsets import plan_sources
 from pyspark_ckpt.restore.operators import OperatorTerms, plan_operators
@@ -322,7 +322,7 @@ class StateEdit:
             ids[uid] = own
             taken.add(own)
         if spark_operators:
-            contents = msgspec.structs.replace(contents, stored_spark_operators=spark_operators)
+            contents = msgspec.structs.replace(contents, spark_operators=spark_operators)
         return contents, ids
 
     def _check(self, operators: tuple[OperatorMetadata, ...]) -> None:
@@ -801,6 +801,8 @@ def first_contents(
         operators=(),
         source_ids=position.source_ids,
         source_names=position.source_names,
+        location=position.location,
+        location_query_id=position.location_query_id,
     )
     return contents, logs
 
@@ -871,5 +873,5 @@ def key_columns(keys: T.StructType | str, uid: str) -> T.StructType:
     if not schema.fields:
         raise PlanError(f"operator {uid!r}: give at least one key column")
     for field in schema.fields:
-        check_new_key(field)
+        check_key(field)
     return T.StructType([T.StructField(each.name, each.dataType) for each in schema.fields])

@@ -123,8 +123,8 @@ KEPT_PREDECESSORS = 5
 
 """How many earlier versions a handle records; see :func:`following`.
 
-Version 0.1.0 records two. The simulation found an attempt that Spark did not commit, and whose
-executor began the next epoch from its own handle three times in a row."""
+The simulation found an attempt that Spark did not commit, and whose executor began the next epoch
+from its own handle three times in a row."""
 
 
 class TtlDescriptor(msgspec.Struct, frozen=True):
@@ -162,7 +162,7 @@ class StateDescriptor(msgspec.Struct, frozen=True):
     sweeps: int | None = None
 
 
-class EpochMetrics(msgspec.Struct, frozen=True, kw_only=True):
+class EpochMetrics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The work of a subtask in the epoch of its handle.
 
     `reads` is the number of state entries that the processor read; `cache_hits` of them had been
@@ -173,11 +173,9 @@ class EpochMetrics(msgspec.Struct, frozen=True, kw_only=True):
     includes the wait for input and for Spark to take the output. `requests` is the number of
     requests to a server's storage up to the end of the barrier. `pandas_hand_overs` is 1 if Spark's
     worker handed the rows over in pandas frames rather than in Arrow. `backend` has the backend's
-    own figures at the end of the epoch, except zeros; it is there if metrics are reported.
+    own figures at the end of the epoch, except zeros; it is empty unless metrics are reported.
     `parked_keys` is the number of parked keys at the end of the epoch, `parked_rows` the number of
-    their rows.
-
-    Version 0.1.0 does not know the last six; see :func:`without_later_fields`.
+    their rows. Fields with their default are not encoded, because most are 0 in most epochs.
     """
 
     rows: int = 0
@@ -191,12 +189,12 @@ class EpochMetrics(msgspec.Struct, frozen=True, kw_only=True):
     open_ms: int = 0
     process_ms: int = 0
     barrier_ms: int = 0
-    lost_attributes: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
-    requests: int | msgspec.UnsetType = msgspec.UNSET
-    pandas_hand_overs: int | msgspec.UnsetType = msgspec.UNSET
-    backend: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
-    parked_keys: int | msgspec.UnsetType = msgspec.UNSET
-    parked_rows: int | msgspec.UnsetType = msgspec.UNSET
+    lost_attributes: tuple[str, ...] = ()
+    requests: int = 0
+    pandas_hand_overs: int = 0
+    backend: dict[str, int] = {}
+    parked_keys: int = 0
+    parked_rows: int = 0
 
 
 class EpochPhases(msgspec.Struct, frozen=True, array_like=True):
@@ -275,13 +273,10 @@ class Handle(msgspec.Struct, frozen=True, kw_only=True):
 
     `sweep_from` is the stored key at which the removal of expired entries continues. Spark must
     call the subtask again by `timeout_ms`, in the time of `time_mode`. `counts` are from the last
-    epoch that counted. `changelog_since_ms` is the processing time at which `segments` began.
-    `predecessors` are the last versions before this version, oldest first; without predecessors the
-    handle is encoded without the field. `phases` are those of the subtask's last epochs, oldest
-    first, with the handle's own. `slow_keys` is there if a sample found a key under way.
-
-    Version 0.1.0 does not know `counts`, `phases` and `slow_keys`; see
-    :func:`without_later_fields`.
+    epoch that counted, ``None`` before the first. `changelog_since_ms` is the processing time at
+    which `segments` began. `predecessors` are the last versions before this version, oldest first.
+    `phases` are those of the subtask's last epochs, oldest first, with the handle's own.
+    `slow_keys` is ``None`` until a sample found a key under way.
     """
 
     format_version: int = HANDLE_FORMAT_VERSION
@@ -301,10 +296,10 @@ class Handle(msgspec.Struct, frozen=True, kw_only=True):
     time_mode: TimeMode = TimeMode.NONE
     timeout_ms: int | None = None
     metrics: EpochMetrics | None = None
-    counts: StateCounts | msgspec.UnsetType = msgspec.UNSET
-    predecessors: tuple[Predecessor, ...] | msgspec.UnsetType = msgspec.UNSET
-    phases: tuple[EpochPhases, ...] | msgspec.UnsetType = msgspec.UNSET
-    slow_keys: SlowKeys | msgspec.UnsetType = msgspec.UNSET
+    counts: StateCounts | None = None
+    predecessors: tuple[Predecessor, ...] = ()
+    phases: tuple[EpochPhases, ...] = ()
+    slow_keys: SlowKeys | None = None
 
     @property
     def lineage(self) -> tuple[str, ...]:
@@ -330,49 +325,24 @@ class Handle(msgspec.Struct, frozen=True, kw_only=True):
 
     def kept_files(self) -> set[str]:
         """Return the paths that another attempt's handle of this epoch may refer to."""
-        return {path for each in self.predecessors or () for path in each.files}
+        return {path for each in self.predecessors for path in each.files}
 
     def kept_snapshots(self) -> set[str]:
         """Return the ids of pending snapshots that this or another attempt's handle may use."""
         own = set() if self.pending is None else {self.pending.snapshot_id}
-        return own | {each.pending for each in self.predecessors or () if each.pending is not None}
+        return own | {each.pending for each in self.predecessors if each.pending is not None}
 
     def kept_since(self) -> int:
         """Return the first epoch whose files another attempt's handle may refer to."""
-        before = self.predecessors or ()
+        before = self.predecessors
         if len(before) < KEPT_PREDECESSORS:
             return before[0].epoch if before else self.epoch
         return before[1].epoch  # both attempts started from the version of `before[0]`
 
 
-def without_later_fields(handle: Handle) -> Handle:
-    """Return `handle` with only the fields that version 0.1.0 knows.
-
-    The handle in Spark's state store has all fields, because 0.1.0 ignores unknown ones there.
-    """
-    metrics = handle.metrics
-    if metrics is not None:
-        metrics = msgspec.structs.replace(
-            metrics,
-            lost_attributes=msgspec.UNSET,
-            requests=msgspec.UNSET,
-            pandas_hand_overs=msgspec.UNSET,
-            backend=msgspec.UNSET,
-            parked_keys=msgspec.UNSET,
-            parked_rows=msgspec.UNSET,
-        )
-    return msgspec.structs.replace(
-        handle,
-        metrics=metrics,
-        counts=msgspec.UNSET,
-        phases=msgspec.UNSET,
-        slow_keys=msgspec.UNSET,
-    )
-
-
 def with_phases(handle: Handle, phases: EpochPhases) -> Handle:
     """Return a handle with the phases of its epoch after those of the epochs before it."""
-    before = [each for each in handle.phases or () if each.epoch < phases.epoch]
+    before = [each for each in handle.phases if each.epoch < phases.epoch]
     return msgspec.structs.replace(handle, phases=(*before, phases)[-KEPT_PHASES:])
 
 
@@ -392,7 +362,7 @@ def following(handle: Handle, before: Handle | None) -> Handle:
     if handle.pending is not None and pending == handle.pending.snapshot_id:
         pending = None
     last = Predecessor(before.epoch, dropped, pending)
-    kept = (*(before.predecessors or ()), last)[-KEPT_PREDECESSORS:]
+    kept = (*before.predecessors, last)[-KEPT_PREDECESSORS:]
     return msgspec.structs.replace(handle, predecessors=kept)
 
 

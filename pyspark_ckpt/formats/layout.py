@@ -27,9 +27,7 @@
       shared/canonical-<subtask>-<epoch>-<token>-<random>.parquet  canonical: a subtask's state
       _in_progress                                          which files it has, until it is complete
 
-The operator's mark in a name is a digest of its uid. Names of files that version 0.1.0 wrote have
-no mark: ``segment-<subtask>-<epoch>-<random>.chg``. Their epoch is -1 if ``foreachBatch`` ran its
-actions in threads. No query can start from such files, so the cleaner may delete them.
+The operator's mark in a name is a digest of its uid.
 """
 
 from __future__ import annotations
@@ -65,9 +63,6 @@ CHECKPOINTS_DIRECTORY = "pyspark_ckpt"
 POINTED_NAME = "_pointed"
 """Present in a checkpoint's directory once a store elsewhere has a pointer to the checkpoint."""
 
-SEEDING_MARKER = "_seeding"
-"""Present while a restore fills a fresh checkpointLocation; version 0.1.0 goes by it alone."""
-
 SEEDINGS = "_seedings"
 """In a checkpointLocation: a number for the begin of each restore, and one for its end."""
 
@@ -99,8 +94,8 @@ RELEASES = "releases"
 _CHECKPOINT = re.compile(r"chk-(0|[1-9][0-9]{0,17})")
 _SAVEPOINT = re.compile(r"savepoint-[^/]{1,6}-[0-9a-f]{12}")
 _STATE_FILE = re.compile(
-    r"\.?(?P<kind>base|segment)-(?:(?P<operator>[0-9a-f]{12})-)?"
-    r"(?P<subtask>[0-9]{1,9})-(?P<epoch>-1|[0-9]{1,18})-"
+    r"\.?(?P<kind>base|segment)-(?P<operator>[0-9a-f]{12})-"
+    r"(?P<subtask>[0-9]{1,9})-(?P<epoch>[0-9]{1,18})-"
     r"(?:[0-9a-f]{16}\.chg|(?P<snapshot>[0-9a-f]{16})-[0-9a-f]{8}\.part)(?:\.[0-9a-f]{8}\.tmp)?"
 )
 _CANONICAL_FILE = re.compile(
@@ -268,11 +263,11 @@ def spark_operator_path(operator_id: int, sha256: str) -> str:
 class StateFile(NamedTuple):
     """What the name of a task's file says.
 
-    `operator` is the mark of the operator whose subtask wrote the file, ``None`` in a name of
-    version 0.1.0. `snapshot_id` is the id of the file's base snapshot, ``None`` for other files.
+    `operator` is the mark of the operator whose subtask wrote the file. `snapshot_id` is the id of
+    the file's base snapshot, ``None`` for other files.
     """
 
-    operator: str | None
+    operator: str
     subtask: int
     epoch: int
     snapshot_id: str | None

@@ -3,9 +3,7 @@
 Records are numbered, the highest number counts, and no record is ever replaced.
 
 In the log's directory of an output path, each file names a query that writes there from then on.
-Spark ignores the files, because their names are not numbers. The first one has the name that
-versions before this one give to the claim of a restored query, so that they and this one refuse
-each other's paths. It then has the query's id only.
+Spark ignores the files, because their names are not numbers.
 
 In a location, each file of ``_output_paths/`` says where a query's later epochs go. A rollback,
 which gives the query another id, carries them over.
@@ -82,21 +80,17 @@ def write_place(location: CoordinatorStorage, number: int, record: PlaceRecord) 
     location.write(place_path(number), [msgspec.json.encode(record)])
 
 
-FIRST_WRITER_NAME = "_restored_query.json"
-
-
 class Writer(msgspec.Struct, frozen=True, kw_only=True):
     """A query that writes to an output path.
 
     `location` is its ``checkpointLocation``. `path` is the output path as it was given. `after` is
-    the newest epoch that was in the path's log before, -1 if there was none. These are ``None`` if
-    an earlier version wrote it.
+    the newest epoch that was in the path's log before, -1 if there was none.
     """
 
     query_id: str
-    location: str | None = None
-    path: str | None = None
-    after: int | None = None
+    location: str
+    path: str
+    after: int
 
 
 class UsedPath(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,7 +103,7 @@ class UsedPath(msgspec.Struct, frozen=True, kw_only=True):
 
 def writer_path(number: int) -> str:
     """Return the name of the file about the writer of that number."""
-    return FIRST_WRITER_NAME if number == 1 else f"_query-{number}.json"
+    return f"_query-{number}.json"
 
 
 def read_writers(log: Storage) -> tuple[Writer, ...]:

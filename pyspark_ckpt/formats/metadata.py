@@ -90,13 +90,7 @@ class _Parts:
     epoch: int
     source_logs: tuple[SourceLog, ...]
     operators: tuple[OperatorMetadata, ...]
-    stored_spark_operators: tuple[SparkOperatorMetadata, ...] | msgspec.UnsetType
-
-    @property
-    def spark_operators(self) -> tuple[SparkOperatorMetadata, ...]:
-        """Spark's own stateful operators."""
-        found = self.stored_spark_operators
-        return () if found is msgspec.UNSET else found
+    spark_operators: tuple[SparkOperatorMetadata, ...]
 
     def spark_operator_files(self) -> list[SparkOperatorFile]:
         """Return the files of Spark's own stateful operators."""
@@ -152,9 +146,11 @@ class EpochContents(_Parts, msgspec.Struct, frozen=True, kw_only=True):
     :func:`metadata_of` makes a checkpoint or savepoint of it. `parent` is what the query was
     restored from, or ``None``. `offsets_entry` and `commits_entry` are Spark's own log texts.
     `source_ids` has the id of the source for each offset in them. `source_names` has the names that
-    the user gave these sources, by their numbers; it is left out if Spark uses no names.
-    `phases_ms` has how long each phase of gathering took: the handles, Spark's offsets and source
-    logs, the check of all files. `stored_spark_operators` are Spark's own stateful operators.
+    the user gave these sources, by their numbers; it is empty if Spark uses no names. `phases_ms`
+    has how long each phase of gathering took: the handles, Spark's offsets and source logs, the
+    check of all files. `spark_operators` are Spark's own stateful operators. `location` is the
+    ``checkpointLocation`` whose epoch it is, and `location_query_id` the id of the query there,
+    which stays if a user edits the state; both are ``None`` if no query has run.
     """
 
     epoch: int
@@ -170,10 +166,10 @@ class EpochContents(_Parts, msgspec.Struct, frozen=True, kw_only=True):
     operators: tuple[OperatorMetadata, ...]
     source_ids: tuple[int, ...] = ()
     phases_ms: dict[str, int] = {}
-    stored_spark_operators: tuple[SparkOperatorMetadata, ...] | msgspec.UnsetType = msgspec.field(
-        default=msgspec.UNSET, name="native_operators"
-    )
-    source_names: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
+    spark_operators: tuple[SparkOperatorMetadata, ...] = ()
+    source_names: tuple[str, ...] = ()
+    location: str | None = None
+    location_query_id: str | None = None
 
 
 class CheckpointMetadata(_Parts, msgspec.Struct, frozen=True, kw_only=True):
@@ -181,8 +177,7 @@ class CheckpointMetadata(_Parts, msgspec.Struct, frozen=True, kw_only=True):
 
     `root` is the directory that all paths start from, relative to the directory of the
     ``_metadata`` file. The other fields are the fields of :class:`EpochContents`. The order of all
-    fields is part of the format. `stored_spark_operators` is called ``native_operators`` on disk;
-    it is left out if the query has no such operators, as in format 1.
+    fields is part of the format.
     """
 
     checkpoint_id: int | None
@@ -203,10 +198,10 @@ class CheckpointMetadata(_Parts, msgspec.Struct, frozen=True, kw_only=True):
     operators: tuple[OperatorMetadata, ...]
     source_ids: tuple[int, ...] = ()
     phases_ms: dict[str, int] = {}
-    stored_spark_operators: tuple[SparkOperatorMetadata, ...] | msgspec.UnsetType = msgspec.field(
-        default=msgspec.UNSET, name="native_operators"
-    )
-    source_names: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
+    spark_operators: tuple[SparkOperatorMetadata, ...] = ()
+    source_names: tuple[str, ...] = ()
+    location: str | None = None
+    location_query_id: str | None = None
 
     @property
     def is_savepoint(self) -> bool:

@@ -5,7 +5,7 @@
     magic "SPRKCKPT" | format version u32 | JSON length u64 | SHA-256 of the JSON | JSON
 
 Integers are big-endian. A reader refuses JSON with a duplicate field, or with a field that it does
-not know. So a field that version 0.1.0 does not know needs a new format version, or is left out.
+not know. So a new field needs a new format version.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from contextlib import suppress
 import msgspec
 
 from pyspark_ckpt.errors import CheckpointNotFoundError, CkptError, CorruptFileError
-from pyspark_ckpt.formats.handle import without_later_fields
 from pyspark_ckpt.formats.in_progress import DISPOSED, read_in_progress
 from pyspark_ckpt.formats.layout import (
     CHECKPOINTS_DIRECTORY,
@@ -33,9 +32,7 @@ from pyspark_ckpt.formats.metadata_check import check_content, check_counts
 from pyspark_ckpt.storage.base import CoordinatorStorage, corrupt_file
 
 MAGIC = b"SPRKCKPT"
-METADATA_FORMAT_VERSION = 2
-"""The newest format that this library reads; it writes format 1 unless format 2 is needed."""
-
+METADATA_FORMAT_VERSION = 1
 MAX_METADATA_BYTES = 1 << 30
 _MOST_NAMED = 5
 """How many savepoints an error names."""
@@ -47,15 +44,14 @@ _decoder = msgspec.json.Decoder(CheckpointMetadata)
 
 def encode_metadata(metadata: CheckpointMetadata) -> bytes:
     """Return the bytes of a ``_metadata`` file, which :func:`decode_metadata` accepts."""
-    body = _encoder.encode(_with_known_fields(metadata))
+    body = _encoder.encode(_without_slow_epochs(metadata))
     name = f"the {METADATA_NAME} of epoch {metadata.epoch}"
     if len(body) > MAX_METADATA_BYTES:
         raise corrupt_file(name, f"{len(body)} bytes are more than {MAX_METADATA_BYTES}")
     check_counts(body, name)
     check_content(metadata, name)
     digest = hashlib.sha256(body).digest()
-    version = METADATA_FORMAT_VERSION if metadata.spark_operators else 1
-    return _HEADER.pack(MAGIC, version, len(body), digest) + body
+    return _HEADER.pack(MAGIC, METADATA_FORMAT_VERSION, len(body), digest) + body
 
 
 def decode_metadata(data: bytes, name: str) -> CheckpointMetadata:
@@ -120,18 +116,21 @@ def read_metadata_and_digest(
     return decode_metadata(data, name), hashlib.sha256(data).hexdigest()
 
 
-def _with_known_fields(metadata: CheckpointMetadata) -> CheckpointMetadata:
-    """Return `metadata` without the optional fields that version 0.1.0 refuses.
+def _without_slow_epochs(metadata: CheckpointMetadata) -> CheckpointMetadata:
+    """Return `metadata` without the phases and slow keys of its handles.
 
-    A user may go back from this version to 0.1.0. Then 0.1.0 must read the retained checkpoints,
-    because its cleaner deletes nothing while it cannot read one of them. No restore needs these
-    fields.
+    They are of the query's run, not of its state, and a handle in Spark's state store has them. In
+    a savepoint they would take space, and name keys that a user has erased.
     """
     return msgspec.structs.replace(
         metadata,
         operators=tuple(
             msgspec.structs.replace(
-                operator, handles=tuple(without_later_fields(handle) for handle in operator.handles)
+                operator,
+                handles=tuple(
+                    msgspec.structs.replace(handle, phases=(), slow_keys=None)
+                    for handle in operator.handles
+                ),
             )
             for operator in metadata.operators
         ),

@@ -34,7 +34,7 @@ def operator_progress(
     Spark did not call in the epoch adds nothing.
     """
     metrics = [handle.metrics or EpochMetrics() for handle in handles if handle.epoch == epoch]
-    phases = [each for handle in handles for each in handle.phases or () if each.epoch == epoch]
+    phases = [each for handle in handles for each in handle.phases if each.epoch == epoch]
     return {
         "operatorName": uid,
         "epoch": epoch,
@@ -49,11 +49,11 @@ def operator_progress(
             name: max((getattr(each, field) for each in phases), default=0)
             for name, field in _PHASES.items()
         },
-        "numRequests": sum(each.requests or 0 for each in metrics),
+        "numRequests": sum(each.requests for each in metrics),
         "numParkedKeys": _sum_over_subtasks(handles, "parked_keys"),
         "numParkedRows": _sum_over_subtasks(handles, "parked_rows"),
-        "numPandasHandOvers": sum(each.pandas_hand_overs or 0 for each in metrics),
-        **_extrapolated_sizes([handle.counts or None for handle in handles]),
+        "numPandasHandOvers": sum(each.pandas_hand_overs for each in metrics),
+        **_extrapolated_sizes([handle.counts for handle in handles]),
         "subtasks": [
             {"subtask": handle.subtask, "epoch": handle.epoch, **_state_size(handle)}
             for handle in handles
@@ -64,7 +64,7 @@ def operator_progress(
 def _sum_over_subtasks(handles: Sequence[Handle], field: str) -> int:
     """Return the sum over all subtasks, also those that Spark did not call in the epoch."""
     metrics = [handle.metrics for handle in handles if handle.metrics is not None]
-    return sum(getattr(each, field) or 0 for each in metrics)
+    return sum(getattr(each, field) for each in metrics)
 
 
 def slowest_phases(handles: Sequence[Handle]) -> list[EpochPhases]:
@@ -74,7 +74,7 @@ def slowest_phases(handles: Sequence[Handle]) -> list[EpochPhases]:
     """
     slowest: dict[int, EpochPhases] = {}
     began_ms: dict[int, int] = {}
-    for each in (phases for handle in handles for phases in handle.phases or ()):
+    for each in (phases for handle in handles for phases in handle.phases):
         found = slowest.setdefault(each.epoch, each)
         if each.total_ms > found.total_ms:
             slowest[each.epoch] = each

@@ -132,7 +132,7 @@ class RecordedRuns:
         return starts > sum(isinstance(record, RunStarted) for record in records)
 
     def first_start(self) -> RunStarted | None:
-        """Return the oldest start; a log that an earlier version kept may not have the first."""
+        """Return the oldest start, ``None`` if it cannot be read."""
         names = [name for name in self.names if run_record_kind(name) == "started"]
         first = self._record(names[0]) if names else None
         return first if isinstance(first, RunStarted) else None

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 
-import msgspec
 from pyspark.sql import DataFrame, SparkSession
 
 from pyspark_ckpt.editing.position import Position
@@ -64,12 +63,14 @@ class StoppedQuery:
         watermark_ms = self.log.watermark_ms(self.epoch)
         files = self.log.source_log_files(offsets, sources)
         return Position(
-            offsets_entry=_without_state_store(offsets).of_query(self.path, self.query_id).text(),
+            offsets_entry=_without_state_store(offsets).text(),
             epoch=self.epoch,
             watermark_ms=watermark_ms,
             commits_entry=self.log.commits_entry(self.epoch),
             source_ids=sources.ids,
-            source_names=sources.names or msgspec.UNSET,
+            source_names=sources.names,
+            location=self.path,
+            location_query_id=self.query_id,
             source_files={
                 (file.source_index, file.log_name): (self.log.storage, file.path) for file in files
             },

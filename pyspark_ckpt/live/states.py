@@ -136,8 +136,6 @@ class LiveState:
             If the state belongs to no key, or the query has ended.
         StateValueError
             If `key` does not fit the key columns.
-        NotBuiltYetError
-            If only Spark can hash the key columns.
         CorruptFileError, CheckpointAbortedError
             If a file of the state is missing or changed.
         OSError

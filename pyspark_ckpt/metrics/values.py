@@ -223,7 +223,7 @@ _OF_THE_EPOCH: Mapping[str, Callable[[EpochMetrics], float]] = {
     "operator_timers_fired": lambda each: each.timers_fired,
     "operator_expired_entries": lambda each: each.expired,
     "operator_rebuilds": lambda each: each.rebuilds,
-    "operator_requests": lambda each: each.requests or 0,
+    "operator_requests": lambda each: each.requests,
     "operator_open_duration": lambda each: each.open_ms / 1000,
     "operator_process_duration": lambda each: each.process_ms / 1000,
     "operator_barrier_duration": lambda each: each.barrier_ms / 1000,
@@ -236,8 +236,8 @@ _PHASES: Mapping[str, Callable[[EpochPhases], float]] = {
 }
 
 _PARKED: Mapping[str, Callable[[EpochMetrics], float]] = {
-    "operator_parked_keys": lambda each: each.parked_keys or 0,
-    "operator_parked_rows": lambda each: each.parked_rows or 0,
+    "operator_parked_keys": lambda each: each.parked_keys,
+    "operator_parked_rows": lambda each: each.parked_rows,
 }
 """What stays from the last epoch in which Spark called a subtask."""
 

@@ -377,8 +377,6 @@ class CheckpointedQuery(StreamingQuery):
             If there is no such operator, or `keys` is one text.
         StateValueError
             If a key does not fit the key columns, or the keys are too many for one release.
-        NotBuiltYetError
-            If `keys` is given and only Spark can hash the key columns.
 
         Examples
         --------

@@ -354,7 +354,7 @@ def slow_keys(handles: Sequence[Handle]) -> tuple[SlowKeyRecord, ...]:
             share=round(each.ms / max(handle.slow_keys.sampled_ms, 1), 4),
         )
         for handle in handles
-        if handle.slow_keys is not msgspec.UNSET
+        if handle.slow_keys is not None
         for each in handle.slow_keys.keys
     ]
     return tuple(sorted(found, key=lambda each: -each.ms)[:_SLOW_KEYS])

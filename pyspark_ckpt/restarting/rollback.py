@@ -17,7 +17,6 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 
-import msgspec
 from pyspark.sql import SparkSession
 
 from pyspark_ckpt.clock import monotonic_ms
@@ -136,8 +135,8 @@ def rollback(
     to : str
         ``chk-N``, or the name of a ``_before_rollback-...`` directory in the location.
     checkpointsDirectory : str, optional
-        ``spark.ckpt.execution.checkpointing.dir`` of the query. By default, the directory that the
-        location records; one that only version 0.1.0 has started records none.
+        ``spark.ckpt.execution.checkpointing.dir`` of the query, if its directory was moved. By
+        default, the directory that the location records.
     force : bool
         Roll back although nothing says that the query's run has ended, or a Spark Connect server
         may continue it. Only if you know that its driver is gone, and that no server runs it: a
@@ -335,12 +334,12 @@ def _stays(place: CheckpointsPlace) -> set[str]:
 
 
 def _check_has_no_directory(place: CheckpointsPlace, kept: Storage) -> None:
-    """Refuse content that a rollback of an earlier version has kept with the checkpoints."""
+    """Refuse content that has a directory of the name that the present checkpoints have."""
     twice = sorted(_stays(place).intersection(kept.list()))
     if twice:
         location = place.location
         raise RestoreError(
-            f"{location.url}: an earlier version has moved checkpoints to "
+            f"{location.url}: a rollback has moved a directory of checkpoints to "
             f"{kept.url_of(twice[0])}. Move what is in it to {location.url_of(twice[0])}, remove "
             f"{kept.url_of(twice[0])}, and call rollback again"
         )
@@ -396,8 +395,7 @@ def _stage(
     location, root = place.location, place.root
     checkpoints = place.checkpoints(source.metadata.query_id)
     # Spark's operators are not checked: they are the checkpoint's own, whatever store they use.
-    names = source.metadata.source_names
-    request = RestoreRequest(source.path, given_names=() if names is msgspec.UNSET else names)
+    request = RestoreRequest(source.path, given_names=source.metadata.source_names)
     plan = plan_of(source, _operators(source.metadata), request)
     new_id = write_query_id(staged)
     carry_used_paths(location, staged)
@@ -499,9 +497,8 @@ def _check_is_of_query(location: Storage, checkpoints: Storage) -> None:
     raise RestoreError(
         f"{location.url}: nobody knows whether its query runs, because {checkpoints.url} has no "
         "checkpoints of it. If its disk is not mounted, mount it. Give checkpointsDirectory "
-        "(--checkpoints-directory) if the query has spark.ckpt.execution.checkpointing.dir and an "
-        "earlier version ran it. If the directory is gone and you know that the query is stopped, "
-        "give force=True (--force)"
+        "(--checkpoints-directory) if it is elsewhere now. If the directory is gone and you know "
+        "that the query is stopped, give force=True (--force)"
     )
 
 

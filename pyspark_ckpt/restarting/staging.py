@@ -87,9 +87,8 @@ def check_can_be_changed(plan: RestorePlan) -> None:
 def _reads_elsewhere(plan: RestorePlan) -> bool:
     """Return whether Spark would take the location's offsets for those of other sources."""
     metadata, sources = plan.source.metadata, plan.sources.sources
-    names = () if metadata.source_names is msgspec.UNSET else metadata.source_names
-    if names or sources.names:
-        return {*names} != {*sources.names}
+    if metadata.source_names or sources.names:
+        return {*metadata.source_names} != {*sources.names}
     stored = metadata.source_ids or tuple(range(len(plan.source.offsets)))
     return bool(stored) and stored != sources.ids
 
@@ -162,7 +161,7 @@ def _handles(
             handle,
             epoch=plan.epoch,
             pending=None,  # nobody uploads it any more
-            predecessors=msgspec.UNSET,
+            predecessors=(),
             time_mode=operator.wanted.time_mode,
         )
         for handle in made

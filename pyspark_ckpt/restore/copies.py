@@ -97,7 +97,7 @@ class HandleCopy:
             base=base,
             segments=segments,
             pending=None,
-            predecessors=msgspec.UNSET,
+            predecessors=(),
             time_mode=self.operator.time_mode,
             timeout_ms=handle.timeout_ms,  # by the same clock: the plan refuses another one
         )

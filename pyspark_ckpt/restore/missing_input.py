@@ -12,7 +12,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from urllib.parse import unquote
 
-import msgspec
 from pyspark.sql import SparkSession
 
 from pyspark_ckpt.errors import CkptError, CorruptFileError, RestoreError
@@ -125,8 +124,7 @@ def _part(text: str, refusal: str, files: tuple[str, ...], *, allows: bool) -> P
 def files_seen(source: RestoreSource) -> dict[str, set[ReadFile]]:
     """Return the files whose rows the state of a checkpoint contains, by the name of the source."""
     metadata = source.metadata
-    names = metadata.source_names
-    sources = Sources(metadata.source_ids, () if names is msgspec.UNSET else names)
+    sources = Sources(metadata.source_ids, metadata.source_names)
     found: dict[str, set[ReadFile]] = {}
     with source.reading():
         for log in metadata.source_logs:
@@ -184,8 +182,8 @@ def _places(source: RestoreSource) -> list[str]:
             found.append(checkpoints.parent().url)
         elif (owner := owner_location(checkpoints)) is not None:
             found.append(owner)
-    if source.of_location is not None:
-        found.append(source.of_location)
+    if source.metadata.location is not None:
+        found.append(source.metadata.location)
     return list(dict.fromkeys(found))
 
 

@@ -106,7 +106,7 @@ def _stored_ids(
     Sources without names, on either side, correspond in their order.
     """
     names = source.metadata.source_names
-    if names is msgspec.UNSET:
+    if not names:
         return {number: number for number in stored}, []
     if sorted(stored) != list(range(len(names))):
         raise CorruptFileError(

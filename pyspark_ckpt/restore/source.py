@@ -14,7 +14,7 @@ from pyspark_ckpt.formats.layout import checkpoint_id_of, checkpoint_name
 from pyspark_ckpt.formats.metadata import CheckpointMetadata, OperatorMetadata
 from pyspark_ckpt.formats.metadata_file import decode_metadata, read_metadata_and_digest
 from pyspark_ckpt.log_fields import library_logger
-from pyspark_ckpt.spark.log import OF_LOCATION, OF_QUERY, is_offset
+from pyspark_ckpt.spark.log import is_offset
 from pyspark_ckpt.spark.session import STATE_STORE_PROVIDER, STATE_STORE_PROVIDERS
 from pyspark_ckpt.storage.open import Storage, open_storage
 from pyspark_ckpt.stores.open import find_store
@@ -106,14 +106,9 @@ class RestoreSource:
         }
 
     @property
-    def of_location(self) -> str | None:
-        """The ``checkpointLocation`` that the query ran at, ``None`` if it is not recorded."""
-        return self.spark_conf.get(OF_LOCATION)
-
-    @property
     def of_query(self) -> str:
         """The id of the query whose epochs it is of, also if a user has edited it since."""
-        return self.spark_conf.get(OF_QUERY, self.metadata.query_id)
+        return self.metadata.location_query_id or self.metadata.query_id
 
     @property
     def times_ms(self) -> dict[str, int]:

@@ -276,7 +276,7 @@ def _key_of(view: StateView, equal: dict[tuple[str, ...], Any]) -> tuple[Any, ..
     key = tuple(equal[field.name,] for field in fields)
     try:
         view.rows_of(*key)
-    except StateError:  # such as a key with a collation, which only Spark can hash
+    except StateError:  # such as a value that does not fit the key column
         return None
     return key
 
@@ -367,7 +367,7 @@ def _metadata_of(source: RestoreSource, uid: str, subtask: int | None) -> bytes:
         if operator.uid == uid
     )
     part = msgspec.structs.replace(
-        metadata, operators=operators, source_logs=(), stored_spark_operators=msgspec.UNSET
+        metadata, operators=operators, source_logs=(), spark_operators=()
     )
     return encode_metadata(part)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -27,15 +27,6 @@ SOURCE_EVOLUTION = "spark.sql.streaming.queryEvolution.enableSourceEvolution"
 
 
 """With it Spark identifies a source by its name, and not by its place in the query."""
-
-
-OF_LOCATION = "spark.ckpt.internal.location"
-
-
-OF_QUERY = "spark.ckpt.internal.query"
-
-
-"""In the offsets of a checkpoint or savepoint: where its query ran, and the query's id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,14 +85,6 @@ class OffsetsEntry:
     def _conf(self) -> dict[str, Any]:
         conf = self.metadata.get("conf")
         return conf if isinstance(conf, dict) else {}
-
-    def of_query(self, location: str, query_id: str) -> OffsetsEntry:
-        """Return the entry with the location and the id of its query, for a checkpoint.
-
-        They are among the conf, which Spark's sessions do not get from there.
-        """
-        conf = {**self._conf, OF_LOCATION: location, OF_QUERY: query_id}
-        return replace(self, metadata={**self.metadata, "conf": conf})
 
     def in_order(self, sources: Sources) -> OffsetsEntry:
         """Return the entry in format v1, with the offsets in the order of the places."""

@@ -19,7 +19,6 @@ from pyspark_ckpt.formats.layout import (
     CHECKPOINTS_DIRECTORY,
     DRIVERS,
     IDENTITY_NAME,
-    KEPT_BY_ROLLBACK,
     OWNERS,
     PLACES,
     SHARED,
@@ -134,7 +133,7 @@ class Facts:
     The others are looked at only if nothing else shows where the checkpoints are. `default` is the
     directory inside of the location. `has_token` says that the checkpoints, or their store, were
     elsewhere. `missing` are files that the state of the newest epoch needs and the requested
-    directory lacks. `aside` is where a rollback of an earlier version has moved that directory.
+    directory lacks.
     """
 
     location: str
@@ -146,7 +145,6 @@ class Facts:
     default: Directory | None = None
     has_token: bool = False
     missing: tuple[str, ...] = ()
-    aside: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,24 +179,17 @@ def decide(facts: Facts) -> Decision:
 
 
 def _refusal_of_unrecorded(facts: Facts) -> str | None:
-    """Return why a location of an earlier version may not start with a directory."""
+    """Return why a location without a record, as a user may delete it, may not start."""
     requested, default = facts.requested, facts.default
     has_default = default is not None and default.has_content and requested.is_elsewhere
-    if requested.has_content or not (has_default or facts.has_token or facts.aside):
+    if requested.has_content or not (has_default or facts.has_token):
         return _lacks(facts, other=default if has_default else None) if facts.missing else None
     if default is not None and has_default:
         return _other(facts, default)
-    where = (
-        "outside of it" if facts.aside is None else f"in {facts.aside}, where a rollback moved them"
-    )
-    to_do = (
-        f"Start it with the {SETTING} that it had"
-        if facts.aside is None
-        else f"Move {facts.aside} to {requested.url}, and start it again"
-    )
     return (
-        f"{facts.location}: the checkpoints of this location are {where}, and {requested.url} has "
-        f"none of them. {to_do}. {_if_lost(facts)}"
+        f"{facts.location}: the checkpoints of this location are outside of it, and "
+        f"{requested.url} has none of them. Start it with the {SETTING} that it had. "
+        f"{_if_lost(facts)}"
     )
 
 
@@ -222,11 +213,6 @@ def _other(facts: Facts, there: Directory) -> str:
 
 def _gone(facts: Facts, there: Directory) -> str:
     to = facts.requested
-    if facts.aside is not None:
-        return (
-            f"{facts.location}: a rollback has moved the checkpoints of this location to "
-            f"{facts.aside}: move that to {to.url}, and start the query again"
-        )
     lacks = ""
     if to.has_content and facts.missing:
         lacks = f" {to.url} lacks {_files(facts.missing)} of its newest epoch."
@@ -249,7 +235,7 @@ def _lacks(facts: Facts, other: Directory | None) -> str:
     source = "that directory" if other is None else other.url
     return (
         f"{facts.location}: {requested.url} lacks {_files(facts.missing)} of its newest epoch. "
-        f"They {had}: start the query with that directory. If it has run with both, copy "
+        f"They {had}: start the query with that directory. If a move was interrupted, copy "
         f"{SHARED} and {TASK_OWNED} of {source} into {requested.url}, and start it again. "
         f"{_if_lost(facts)}"
     )
@@ -313,7 +299,6 @@ def inspect(
         has_token=location.exists(IDENTITY_NAME),
         default=_directory(CheckpointsPlace(location, None), query_id),
         missing=tuple(sorted(files)),
-        aside=_moved_aside(requested, query_id),
     )
 
 
@@ -409,17 +394,6 @@ def _directory(place: CheckpointsPlace, query_id: str) -> Directory:
         has_checkpoints=has_checkpoints,
         problem=problem,
     )
-
-
-def _moved_aside(place: CheckpointsPlace, query_id: str) -> str | None:
-    """Return where a rollback has moved a directory in the location, ``None`` if it has not."""
-    inside = place.inside
-    if inside is None:
-        return None
-    kept = [name for name in place.location.list() if name.startswith(KEPT_BY_ROLLBACK)]
-    paths = ["/".join(filter(None, (name, inside, query_id))) for name in kept]
-    found = [path for path in paths if place.location.exists(path)]
-    return place.location.url_of(found[0]) if found else None
 
 
 RUN_AGAIN = 2

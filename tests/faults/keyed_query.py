@@ -136,7 +136,7 @@ class Subtask(MaterializedSubtask):
         made = super().attempt(writes)
         if self.has_begun:
             return made
-        return msgspec.structs.replace(made, predecessors=msgspec.UNSET)
+        return msgspec.structs.replace(made, predecessors=())
 
     def call(
         self,

@@ -1,4 +1,4 @@
-"""The parsers of stored bytes, each with whole files of released versions to start from."""
+"""The parsers of stored bytes, each with whole golden files to start from."""
 
 from __future__ import annotations
 
@@ -59,8 +59,9 @@ from pyspark_ckpt.stores.open import read_store_note
 from pyspark_ckpt.stores.owner import check_owner
 from pyspark_ckpt.stores.place import recorded_place
 from pyspark_ckpt.stores.reader_pins import encode_pin, pin_name, pinned_files
+from tests.golden import archives
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "0.1.0"
+GOLDEN = Path(__file__).parents[1] / "golden" / "1"
 _MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 _HEADER = struct.Struct(">8sIQ32s")
 _CAPTURE = struct.Struct(">8sII")
@@ -70,6 +71,7 @@ _STORES = {
     "stateStoreInfo": [{"stateSchemaFilePaths": ["file:/x/state/0/_stateSchema/default/0_a-1"]}],
 }
 _ID = f"{1:015}-{'0' * 16}"
+_DRAINING = b'{"epoch":3,"drained_at_ms":4,"watermark_ms":5,"triggered_at_ms":6,"token":"0f"}'
 
 
 class Parser(NamedTuple):
@@ -81,7 +83,9 @@ class Parser(NamedTuple):
 
 
 def _files(pattern: str, most: int = 6) -> list[bytes]:
-    found = sorted(GOLDEN.glob(pattern), key=lambda path: (path.stat().st_size, path.name))
+    roots = (GOLDEN, archives.newest("heap").parent, archives.newest("rocksdb").parent)
+    files = [path for root in roots for path in root.glob(pattern)]
+    found = sorted(files, key=lambda path: (path.stat().st_size, path.name))
     return [path.read_bytes() for path in found[:most]]
 
 
@@ -197,7 +201,7 @@ def _draining_note(location: Storage) -> object:
 
 
 def _kept_commit(location: Storage) -> object:
-    location.write(DRAIN_MARKER, [b'{"epoch":3,"drained_at_ms":4,"watermark_ms":5}'])
+    location.write(DRAIN_MARKER, [_DRAINING])
     return _DrainNote(SparkLog(location), None).finish_last_step()
 
 
@@ -258,7 +262,7 @@ def _small_parsers() -> dict[str, Parser]:
         RunNote(run_id="r", at_ms=2, epoch=4),
         RunEnded(run_id="r", at_ms=3, error="no"),
     )
-    index = BundleIndex(version=1, root="/x", queries={"0": "/x/q"}, savepoints={})
+    index = BundleIndex(version=1, root="/x", made_at_ms=1, queries={"0": "/x/q"})
     kept = KeptFiles(2, 1, 0, ("shared/a",), 9)
     note = SnapshotNote(_SNAPSHOT, "4-b", 4, "op", 0, "changes", {"state.chg": None})
     decision = b'{"releases":[{"uid":"op","keys":["00ff"]}],"done":["a"]}'
@@ -284,7 +288,7 @@ def _small_parsers() -> dict[str, Parser]:
         ),
         "draining note": Parser(
             _at(DRAIN_MARKER, _draining_note),
-            [b'{"epoch":3,"drained_at_ms":4,"watermark_ms":5}'],
+            [_DRAINING],
         ),
         "commit of a drained epoch": Parser(
             _at(DRAINED_COMMIT, _kept_commit), [b'{"epoch":3,"commit":"v1\\n{}"}']

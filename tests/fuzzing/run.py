@@ -1,6 +1,6 @@
 """Feeds changed files to every parser: ``python -m tests.fuzzing.run EXAMPLES``.
 
-An input is a whole file of a released version with a few changes: bytes that are flipped, removed,
+An input is a whole golden file with a few changes: bytes that are flipped, removed,
 inserted, repeated or cut off. Half of the inputs get the right checksums again, so that the code
 after the checksums is reached. Some inputs that are not a file of any kind come first. A parser may
 return or raise an error of the library. Anything else is a failure, and so is an input that takes

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import tarfile
+import tempfile
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 GOLDEN = Path(__file__).parent
+NEWEST = "4.3.0"
+"""The version of PySpark whose archives the tests use that need one of a backend."""
+
 ALWAYS = {("4.0", "rocksdb"), ("4.1", "heap")}
 ARCHIVES = sorted(GOLDEN.glob("*/pyspark-*.tar.xz"))
+OF_NEWEST = [each for each in ARCHIVES if f"-{NEWEST}-" in each.name]
+_KEPT: list[tempfile.TemporaryDirectory[str]] = []
+"""Removed when the process ends."""
 
 
 def name_of(archive: Path) -> str:
@@ -19,16 +27,17 @@ def name_of(archive: Path) -> str:
 
 
 def is_always(archive: Path) -> bool:
-    """Return whether `make test` runs all tests with an archive; `make soak` does so with each."""
+    """Return whether `make test` runs all tests with an archive of another version of PySpark."""
     _, pyspark, backend = archive.name.removesuffix(".tar.xz").split("-")
     return (pyspark.rpartition(".")[0], backend) in ALWAYS
 
 
 def in_parts() -> list[Any]:
-    """Return the archives as parameters of a test, most of them with the mark of long tests."""
+    """Return those of other versions as parameters of a test, some with the mark of long tests."""
     return [
         pytest.param(each, id=name_of(each), marks=() if is_always(each) else pytest.mark.soak)
         for each in ARCHIVES
+        if each not in OF_NEWEST
     ]
 
 
@@ -52,3 +61,12 @@ def unpack(archive: Path, directory: Path) -> Path:
         packed.extractall(directory, filter="data")
     (whole,) = directory.glob("whole-*")
     return whole
+
+
+@cache
+def newest(backend: str) -> Path:
+    """Return the newest ``whole-<backend>``, unpacked for this process; not to be changed."""
+    directory = tempfile.TemporaryDirectory()
+    _KEPT.append(directory)
+    (archive,) = (each for each in OF_NEWEST if each.name.endswith(f"-{backend}.tar.xz"))
+    return unpack(archive, Path(directory.name))

@@ -1,4 +1,4 @@
-"""The query that wrote the golden locations of a version, and that restores them.
+"""The query that wrote the golden locations, and that restores them.
 
 Changed only together with new golden data: what is checked in was written by it.
 """
@@ -207,13 +207,8 @@ def writer(
     location: Path,
     sink: Sink,
     options: Mapping[str, Any],
-    *,
-    is_merged: bool = False,
 ) -> ckpt.CheckpointedStreamWriter:
-    """The query over the files in ``rows`` and ``rules`` below `base`, one of each per epoch.
-
-    Golden data of versions after 0.1.0 `is_merged`: it has a third operator.
-    """
+    """The query over the files in ``rows`` and ``rules`` below `base`, one of each per epoch."""
 
     def files(name: str, ddl: str) -> DataFrame:
         reader = spark.readStream.schema(ddl).option("maxFilesPerTrigger", 1)
@@ -223,10 +218,9 @@ def writer(
     keyed = ckpt.key_by(rows, "k").connectBroadcast(files("rules", RULE_DDL))
     told = keyed.transformWithState(Everything(), TOLD, "Append", "EventTime", uid="everything")
     counted = ckpt.key_by(told, "what")
-    df = counted.transformWithState(Counted(), COUNTED, "Append", "None", uid="counted")
-    if is_merged:
-        by_what = ckpt.key_by(df, "what")
-        df = by_what.transformWithState(Merged(), COUNTED, "Append", "None", uid="merged")
+    numbered = counted.transformWithState(Counted(), COUNTED, "Append", "None", uid="counted")
+    by_what = ckpt.key_by(numbered, "what")
+    df = by_what.transformWithState(Merged(), COUNTED, "Append", "None", uid="merged")
     writer = ckpt.write_stream(df).foreachBatch(sink).outputMode("append")
     writer = writer.option("checkpointLocation", str(location))
     for key, value in options.items():

@@ -23,7 +23,7 @@ from pyspark.sql import SparkSession
 
 import pyspark_ckpt as ckpt
 from tests.golden import comparing, program
-from tests.golden.make import write_input
+from tests.golden.continuing import write_input
 from tests.golden.model import GOLDEN_EPOCHS, LATER_EPOCHS, RULES, Model, rows_of, run
 from tests.golden.program import Sink
 

@@ -16,11 +16,13 @@ from pathlib import Path
 
 import pytest
 
-from pyspark_ckpt.formats.layout import SEEDING_MARKER
+from pyspark_ckpt.restore.location.seedings import is_half_seeded
+from pyspark_ckpt.storage.open import LocalStorage
+from tests.golden import archives
 from tests.query.harness import digests
 
 PROGRAM = Path(__file__).with_name("restoring_program.py")
-SAVEPOINT = Path(__file__).parents[1] / "golden" / "0.1.0" / "whole-rocksdb" / "canonical"
+SAVEPOINT = archives.newest("rocksdb") / "canonical"
 OPERATIONS = 150
 """At least so many there are in a restore."""
 
@@ -45,7 +47,7 @@ def killed(base: Path, parallelism: int, kill_at: int) -> None:
 
 
 def is_complete(location: Path) -> bool:
-    return (location / "commits").exists() and not (location / SEEDING_MARKER).exists()
+    return (location / "commits").exists() and not is_half_seeded(LocalStorage(location))
 
 
 @pytest.mark.own_jvm

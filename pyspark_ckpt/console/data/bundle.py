@@ -91,12 +91,12 @@ _NAME = re.compile(
 class BundleIndex(msgspec.Struct, frozen=True, kw_only=True):
     """What a bundle was made of: directories by their number, and the sizes of their data files.
 
-    `made_at_ms` is when; earlier versions did not say it.
+    `made_at_ms` is when.
     """
 
     version: int
     root: str
-    made_at_ms: int | None = None
+    made_at_ms: int
     queries: dict[str, str] = {}
     savepoints: dict[str, str] = {}
     layout: dict[str, dict[str, int]] = {}
@@ -251,7 +251,7 @@ def unpack_bundle(path: str, directory: Path) -> BundleIndex:
 
 
 def made_at_ms(unpacked: Storage) -> int | None:
-    """Return when a bundle was made, ``None`` if an earlier version made it."""
+    """Return when a bundle was made, ``None`` if its index cannot be read."""
     try:
         return msgspec.json.decode(unpacked.read(INDEX_NAME), type=BundleIndex).made_at_ms
     except (OSError, *JSON_ERRORS):

@@ -426,7 +426,7 @@ def bundled_kept_files(place: QueryPlace) -> KeptFiles:
     try:
         return msgspec.json.decode(place.checkpoints.read(KEPT_FILES_NAME), type=KeptFiles)
     except FileNotFoundError:
-        return _unknown_files("the bundle does not say it: an earlier version made the bundle")
+        return _unknown_files("the bundle does not say it")
     except JSON_ERRORS as exc:
         return _unknown_files(
             f"the bundle is damaged ({exc}): make it again with `pyspark-ckpt bundle`"

@@ -73,8 +73,7 @@ def directories_of_all(root: Path) -> list[Path]:
 class SnapshotNote(msgspec.Struct, frozen=True):
     """What a local snapshot is of, and which of its files are uploaded.
 
-    `backend` took a snapshot of the format ``changes``. Version 0.1.0 did not note it, because only
-    the heap took such snapshots.
+    `backend` took the snapshot; it is empty if the files were fetched.
     """
 
     snapshot_id: str
@@ -84,7 +83,7 @@ class SnapshotNote(msgspec.Struct, frozen=True):
     subtask: int
     format: str
     files: dict[str, FileReference | None]
-    backend: str = "heap"
+    backend: str = ""
 
     @property
     def missing(self) -> list[str]:

@@ -76,7 +76,7 @@ class SubtaskCopy(msgspec.Struct, frozen=True, kw_only=True):
         if self.is_canonical:
             return _merge(self.handle, source, target, self.token)
         _copy_files(self.handle, source, target)
-        return msgspec.structs.replace(self.handle, pending=None, predecessors=msgspec.UNSET)
+        return msgspec.structs.replace(self.handle, pending=None, predecessors=())
 
 
 def _copy_files(handle: Handle, source: Storage, target: Storage) -> None:
@@ -107,6 +107,4 @@ def _merge(handle: Handle, source: Storage, target: Storage, token: str) -> Hand
         files=(BaseFile(CANONICAL_NAME, file),),
         format=CANONICAL_FORMAT,
     )
-    return msgspec.structs.replace(
-        handle, base=base, segments=(), pending=None, predecessors=msgspec.UNSET
-    )
+    return msgspec.structs.replace(handle, base=base, segments=(), pending=None, predecessors=())

@@ -24,7 +24,7 @@ import re
 import secrets
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Protocol
 
 import msgspec
 
@@ -204,9 +204,8 @@ class ReleaseFiles:
     def _decides(self, epoch: int) -> bool:
         if not self.is_armed:
             return False
-        armed = self._read(_ARMED, _Armed | Literal[1])
-        # Files of earlier versions have the number 1 for: each epoch decides.
-        return armed == 1 or (self._timeline, epoch) > (armed.timeline, armed.epoch)
+        armed = self._read(_ARMED, _Armed)
+        return (self._timeline, epoch) > (armed.timeline, armed.epoch)
 
     def _of(self, epoch: int) -> Decision:
         return self._decision(self._name(epoch))

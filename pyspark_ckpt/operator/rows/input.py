@@ -30,7 +30,7 @@ from pyspark_ckpt.operator.rows.key_columns import (
     Codes,
     canonical_column,
     canonical_sent,
-    check_new_key,
+    check_key,
     codes_of_numbers,
     codes_of_objects,
     codes_of_texts,
@@ -134,7 +134,7 @@ class InputColumns:
         self._frames_are_exact = False
         self.event_time_index = event_time_index(schema)
         for field in self._key_fields:
-            check_new_key(field)
+            check_key(field)
         self._json_keys = {
             index: JsonKey(schema.fields[index], self.time_zone)
             for index in self._key_indexes

@@ -89,17 +89,12 @@ _FLOATS = (T.FloatType, T.DoubleType)
 
 
 def check_key(field: T.StructField) -> None:
-    """Check that a column can be a key; called on the driver."""
+    """Check that a column can be a key, of a query or of stored state; on the driver."""
     if holds(field.dataType, (T.MapType, T.VariantType)):
         raise PlanError(
             f"key column {field.name!r} is {field.dataType.simpleString()}: maps and variants "
             "cannot be (part of) a key; key by values taken out of them"
         )
-
-
-def check_new_key(field: T.StructField) -> None:
-    """Check that a column can be a key of a query, or of a savepoint from tables; on the driver."""
-    check_key(field)
     if _is_collated(field.dataType):
         raise PlanError(
             f"key column {field.name!r} is {field.dataType.simpleString()}: texts that are equal "

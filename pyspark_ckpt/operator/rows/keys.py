@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 from pyspark.sql import types as T
 
-from pyspark_ckpt.errors import NotBuiltYetError, PlanError, StateValueError
+from pyspark_ckpt.errors import PlanError, StateValueError
 from pyspark_ckpt.operator.rows.key_columns import check_key
 from pyspark_ckpt.operator.values.codec import TupleCodec, key_encoder
 from pyspark_ckpt.operator.values.leaves import TEXTS, TIME_OF_DAY
@@ -149,7 +149,6 @@ class KeyPlaces:
         self._max_parallelism = max_parallelism
         for field in self._fields:
             check_key(field)
-            _check_collation(field)
         self._columns = [_KeyColumn(field) for field in self._fields]
         self._encode = key_encoder()
 
@@ -188,15 +187,6 @@ class _KeyColumn:
         if plain is not None and isinstance(self.data_type, T.TimestampNTZType):
             return plain, _timestamp_text(plain)
         return plain, plain
-
-
-def _check_collation(field: T.StructField) -> None:
-    collation = getattr(field.dataType, "collation", "UTF8_BINARY")
-    if collation != "UTF8_BINARY":
-        raise NotBuiltYetError(
-            f"key column {field.name!r} has the collation {collation}: only Spark hashes its keys, "
-            "so read the whole state instead of one key"
-        )
 
 
 def _timestamp_text(microseconds: int) -> str:

@@ -81,7 +81,7 @@ def end_epoch(
     changes = states.table.changes()
     now_ms = states.clock.processing_time_ms
     counting = None
-    if metrics is not None and is_due(handle.counts or None, now_ms):
+    if metrics is not None and is_due(handle.counts, now_ms):
         counting = StateCounting(states.table, handle)
         changes = counting.through(changes)
     segment = make_segment(storage, handle, changes, epoch, inline_threshold_bytes)
@@ -93,7 +93,7 @@ def end_epoch(
         writes=0 if segment is None else segment.entries,
         expired=swept.removed,
         barrier_ms=_milliseconds(began),
-        requests=sum(storage.requests().values()) or msgspec.UNSET,
+        requests=sum(storage.requests().values()),
     )
     return msgspec.structs.replace(
         handle,

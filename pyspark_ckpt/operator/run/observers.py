@@ -14,8 +14,6 @@ from enum import IntEnum
 from time import perf_counter_ns
 from typing import Any
 
-import msgspec
-
 from pyspark_ckpt.formats.handle import SlowKey, SlowKeys
 from pyspark_ckpt.operator.task_failure import shown
 
@@ -80,12 +78,12 @@ class KeyTimes:
         if text in self._took_ns or len(self._took_ns) < _MOST_KEYS:
             self._took_ns[text] = self._took_ns.get(text, 0) + took_ns
 
-    def after(self, before: SlowKeys | msgspec.UnsetType) -> SlowKeys | msgspec.UnsetType:
-        """Return the slowest keys of this epoch and the epochs before; unset without samples."""
+    def after(self, before: SlowKeys | None) -> SlowKeys | None:
+        """Return the slowest keys of this epoch and the epochs before, if any was sampled."""
         found = list(self._took_ns.items())
-        if not found and before is msgspec.UNSET:
-            return before
-        sampled = SlowKeys(0, ()) if before is msgspec.UNSET else before
+        if not found and before is None:
+            return None
+        sampled = before or SlowKeys(0)
         took_ms = {each.key: _KEPT_SHARE * each.ms for each in sampled.keys}
         for text, took_ns in found:
             took_ms[text] = took_ms.get(text, 0) + took_ns / 1_000_000

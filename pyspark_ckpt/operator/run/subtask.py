@@ -261,14 +261,13 @@ class SubtaskFunction:
                         cache_hits=table.cache_hits,
                         timers_fired=processing.timers_fired,
                         rebuilds=int(copy.is_rebuilt),
-                        lost_attributes=processing.lost_attributes or msgspec.UNSET,
+                        lost_attributes=processing.lost_attributes,
                         open_ms=round(1000 * (opened - began)),
                         process_ms=round(1000 * (time.monotonic() - opened)),
-                        parked_keys=msgspec.UNSET if parked is None else parked.parked_keys,
-                        parked_rows=msgspec.UNSET if parked is None else parked.parked_rows,
-                        pandas_hand_overs=msgspec.UNSET if self._gets_arrow else 1,
-                        backend=(epoch.runtime.measures_backend and copy.backend.figures())
-                        or msgspec.UNSET,
+                        parked_keys=0 if parked is None else parked.parked_keys,
+                        parked_rows=0 if parked is None else parked.parked_rows,
+                        pandas_hand_overs=int(not self._gets_arrow),
+                        backend=copy.backend.figures() if epoch.runtime.measures_backend else {},
                     ),
                 )
             finally:

@@ -9,9 +9,8 @@ first one wrote was not stored yet, and frees the id. If there are many entries,
 continues at the key group where the last one stopped. An epoch that needs an id removes what is
 left of a deleted state, if that is not much, or if all ids are taken. So ids do not run out.
 
-How far it came is in ``StateDescriptor.sweeps``: ``-1 - n`` says that the key groups below ``n``
-have no entry, and 0 that the state was just deleted. Version 0.1.0 counts passes over all state
-from there up, so it frees no id too early.
+How far it came is in ``StateDescriptor.sweeps``: ``1 + n`` says that the key groups below ``n``
+have no entry, and 0 that the state was just deleted.
 
 The range grows with the writes of the epoch. So the sweep keeps up with a growing state, and no
 epoch reads all state. Flink's heap backend cleans up incrementally in the same way.
@@ -142,19 +141,19 @@ class _Pass:
 
 def _after_pass(state: StateDescriptor, one: _Pass) -> StateDescriptor:
     if state.sweeps == 0:
-        return msgspec.structs.replace(state, sweeps=-1)
+        return msgspec.structs.replace(state, sweeps=1)
     if one.is_whole:
         return FREE_PLACE
     return (
         state
         if one.stopped_at is None
-        else msgspec.structs.replace(state, sweeps=-1 - one.stopped_at)
+        else msgspec.structs.replace(state, sweeps=1 + one.stopped_at)
     )
 
 
 def _places(table: StateTable, state_id: int, state: StateDescriptor) -> Iterator[_Place]:
     """Yield where a deleted state may have entries, from where the last pass stopped."""
-    movement, group = _movement(state), max(-1 - (state.sweeps or 0), 0)
+    movement, group = _movement(state), max((state.sweeps or 0) - 1, 0)
     if movement is not Movement.WITH_KEY:
         prefix = OPERATOR_STATE + bytes([state_id])
         for key, _ in table.scan_stored(prefix):

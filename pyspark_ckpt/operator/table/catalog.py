@@ -136,9 +136,7 @@ class StateCatalog:
             for state_id, state in enumerate(self._states)
             if is_deleted(state) and state_id not in self._deleted
         ]
-        return sorted(
-            found, key=lambda state_id: (-(self._states[state_id].sweeps or 0), -state_id)
-        )
+        return sorted(found, key=lambda state_id: (self._states[state_id].sweeps or 0, -state_id))
 
     def _is_emptied(self, state_id: int, most: int | None) -> bool:
         if self._emptied is None or (most is not None and state_id in self._large):

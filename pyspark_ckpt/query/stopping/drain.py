@@ -69,16 +69,15 @@ CheckNotFenced = Callable[[], None]
 class _Draining(msgspec.Struct, frozen=True):
     """The marker: the epoch that drains, its watermark, and the true watermark.
 
-    `triggered_at_ms` is the processing time of the epoch, which is the same if it is run again;
-    0 in a marker of version 0.1.0, which chose one for each run. `token` is in the name of the file
-    that decides whether the drain is done; markers of version 0.1.0 have none.
+    `triggered_at_ms` is the processing time of the epoch, which is the same if it is run again.
+    `token` is in the name of the file that decides whether the drain is done.
     """
 
     epoch: int
     drained_at_ms: int
     watermark_ms: int
-    triggered_at_ms: int = 0
-    token: str = ""
+    triggered_at_ms: int
+    token: str
 
 
 class _DrainedCommit(msgspec.Struct, frozen=True):
@@ -166,8 +165,6 @@ class LastEpochs:
 
         Nothing of it was done then, and newer drivers may have run the epoch, with input.
         """
-        if not draining.token:  # of version 0.1.0
-            return False
         return (
             self._has_decided(draining, _VOID)
             or self._storage.read(_decision_of(draining)) == _VOID
@@ -301,8 +298,8 @@ class LastEpochs:
         self._put_offsets(draining, draining.watermark_ms)
         self._log.replace(f"commits/{draining.epoch}", commit)
         self._storage.delete([DRAINED_COMMIT])
-        if draining.token:  # the marker alone is void, so nothing else is done then
-            self._storage.delete([_decision_of(draining)])
+        # The marker alone is void, so nothing else is done then.
+        self._storage.delete([_decision_of(draining)])
         self._storage.delete([DRAIN_MARKER])
 
     def _mend_next_epoch(self, draining: _Draining) -> None:
@@ -332,7 +329,7 @@ class LastEpochs:
         except JSON_ERRORS as exc:
             url = self._storage.url_of(DRAINED_COMMIT)
             raise corrupt_file(url, f"it holds no commit of Spark ({exc})", RESTORE) from exc
-        # Version 0.1.0 finishes a drain, too, and leaves the file.
+        # A driver that was fenced, and was slow, may have written that of an earlier drain.
         return kept.commit if kept.epoch == draining.epoch else None
 
     def _keep_commit(self, draining: _Draining) -> str:
@@ -352,8 +349,7 @@ class LastEpochs:
     def _put_offsets(self, draining: _Draining, watermark_ms: int) -> None:
         """Write the epoch's offsets: the offsets of the epoch before it, at another watermark."""
         before = self._log.offsets_entry(draining.epoch - 1)
-        triggered_at_ms = draining.triggered_at_ms or now_ms()
-        times = {"batchWatermarkMs": watermark_ms, "batchTimestampMs": triggered_at_ms}
+        times = {"batchWatermarkMs": watermark_ms, "batchTimestampMs": draining.triggered_at_ms}
         self._put(draining.epoch, before, times)
 
     def _put(self, epoch: int, entry: OffsetsEntry, times: dict[str, int]) -> None:

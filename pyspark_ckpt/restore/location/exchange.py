@@ -43,8 +43,7 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True):
 
     `kept` and `staged` are directories inside the location: `outgoing` is moved into the first,
     `incoming` is moved out of the second. `rolled_back` are the epochs that are void afterwards.
-    `restarts` says that no epoch is lost, so a start finishes the exchange by itself. `is_claimed`
-    says that nothing is moved before the first claim; markers of earlier versions have no claims.
+    `restarts` says that no epoch is lost, so a start finishes the exchange by itself.
     """
 
     to: str
@@ -54,7 +53,6 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True):
     incoming: tuple[str, ...]
     rolled_back: tuple[RolledBack, ...] = ()
     restarts: bool = False
-    is_claimed: bool = False
 
 
 def is_note(name: str) -> bool:
@@ -71,7 +69,6 @@ def exchange(
     over later finds the marker. FencedError means that another driver has found the marker: nothing
     was moved, or that driver does the rest.
     """
-    wanted = msgspec.structs.replace(wanted, is_claimed=True)
     location.write(ROLLBACK_MARKER, [msgspec.json.encode(wanted)])
     try:
         check_still_ours()
@@ -105,7 +102,7 @@ def finish_exchange(location: Storage, begun: Exchange) -> bool:
     instead, because its driver may have been paused while other drivers ran, and so is a rollback
     that its driver took back. Nothing of either was done.
     """
-    if begun.is_claimed and begun.restarts and _withdraw_unless_claimed(location, begun):
+    if begun.restarts and _withdraw_unless_claimed(location, begun):
         return False
     if not begun.restarts and _is_void(location, begun):
         _remove_marker(location, begun)
@@ -240,7 +237,7 @@ def _withdraw_unless_claimed(location: Storage, begun: Exchange) -> bool:
 
 def is_untouched(location: Storage, begun: Exchange) -> bool:
     """Return whether nothing was moved yet, so that the query of the location may run."""
-    return begun.is_claimed and not location.exists(_claim_path(begun, _FIRST))
+    return not location.exists(_claim_path(begun, _FIRST))
 
 
 def _is_void(location: Storage, begun: Exchange) -> bool:

@@ -8,8 +8,6 @@ before each step. Numbers are never removed.
 
 ``<number>-fresh`` says that the location was fresh when the seeding began. A driver that takes the
 seeding over may then clear all of it. A seeding without it has changed nothing.
-
-Version 0.1.0 has only the marker. It is still written, for a downgrade in the midst of a restore.
 """
 
 from __future__ import annotations
@@ -24,7 +22,6 @@ from pyspark_ckpt.formats.layout import (
     OUTPUT_PATHS,
     OWNERS,
     PLACES,
-    SEEDING_MARKER,
     SEEDINGS,
     found_fresh_path,
     is_savepoint_name,
@@ -41,7 +38,7 @@ _BEGUN = b"begun\n"
 _ENDED = b"ended\n"
 _NOTE = b"this location is being filled before its query starts\n"
 _OF_THE_QUERY = {QUERY_ID_NAME, "offsets", "commits", "sources", STATE, CHECKPOINTS_DIRECTORY}
-_FRESH = {QUERY_ID_NAME, IDENTITY_NAME, OUTPUT_PATHS, PLACES, SEEDING_MARKER, SEEDINGS}
+_FRESH = {QUERY_ID_NAME, IDENTITY_NAME, OUTPUT_PATHS, PLACES, SEEDINGS}
 """What a location has before its first epoch, and what its seedings keep there."""
 
 
@@ -53,8 +50,7 @@ def is_half_seeded(location: Storage) -> bool:
 def settle_seedings(location: Storage) -> None:
     """Make durable what a killed driver may have left, before this one relies on it.
 
-    The end of a seeding becomes durable, and the marker that may be left next to it is removed. A
-    seeding that has begun and changed nothing is ended.
+    The end of a seeding becomes durable. A seeding that has begun and changed nothing is ended.
     """
     newest = highest_number(location, seeding_path)
     if newest == 0 or _is_half_seeded(location, newest):
@@ -63,7 +59,6 @@ def settle_seedings(location: Storage) -> None:
         with suppress(FileExistsError):  # its driver has ended it
             location.write(seeding_path(newest + 1), [_ENDED])
     location.make_durable(SEEDINGS)
-    location.delete([SEEDING_MARKER])
 
 
 def begin_seeding(location: Storage) -> Seeding:
@@ -85,19 +80,6 @@ def begin_seeding(location: Storage) -> Seeding:
         raise
     _note_fresh(location, newest + 1)
     return seeding
-
-
-def take_over_unnumbered(location: Storage) -> Seeding | None:
-    """Take over a seeding that version 0.1.0 has left unfinished, perhaps with an initial state.
-
-    The seeding is durable on return. The result is ``None`` if no seeding is unfinished, or if the
-    unfinished one has a number and is thus a restore. ``FencedError`` means that another driver
-    takes it over, too, or that the driver of the seeding has ended it.
-    """
-    newest = highest_number(location, seeding_path)
-    if newest > 0 or not _is_half_seeded(location, newest):
-        return None
-    return _take_over(location, newest)
 
 
 class Seeding:
@@ -130,7 +112,7 @@ class Seeding:
         if checkpoints_directory is not None and query_id is not None:
             self.check()
             open_storage(checkpoints_directory).delete_directory(query_id)
-        kept = {SEEDING_MARKER, SEEDINGS, IDENTITY_NAME, OUTPUT_PATHS, PLACES}
+        kept = {SEEDINGS, IDENTITY_NAME, OUTPUT_PATHS, PLACES}
         for name in [name for name in location.list() if name not in kept]:
             if has_savepoints(location, name):
                 continue
@@ -179,7 +161,6 @@ class Seeding:
             self._location.write(seeding_path(self._number + 1), [_ENDED])
         except FileExistsError as exc:
             raise _taken_over(self._location) from exc
-        self._location.delete([SEEDING_MARKER])
 
 
 def has_savepoints(location: Storage, name: str) -> bool:
@@ -206,8 +187,6 @@ def _take_number(location: Storage, number: int) -> Seeding:
 
 def _note_fresh(location: Storage, number: int) -> None:
     location.write(found_fresh_path(number), [_NOTE])
-    with suppress(FileExistsError):
-        location.write(SEEDING_MARKER, [_NOTE])
 
 
 def _is_half_seeded(location: Storage, newest: int) -> bool:
@@ -217,7 +196,7 @@ def _is_half_seeded(location: Storage, newest: int) -> bool:
         if location.exists(found_fresh_path(number)):
             return True
         number -= 1
-    return number == 0 and location.exists(SEEDING_MARKER)  # of version 0.1.0
+    return False
 
 
 def _is_begun(location: Storage, number: int) -> bool:

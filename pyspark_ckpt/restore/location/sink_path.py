@@ -113,13 +113,13 @@ def use_of(output: Output, query: Continued) -> CkptError | None:
     """Return why a query cannot write its next epochs to a path, ``None`` if it can."""
     writer = output.writers[-1] if output.writers else None
     if writer is not None and writer.query_id not in query.valid:
-        is_left = writer.location is not None and output.other_location is None
+        is_left = output.other_location is None
         return None if is_left and output.newest == _NONE else _of_query(output, writer)
     if output.other_location is not None:
         return _of_copy(output, output.other_location)
-    if writer is not None and not output.is_fresh and writer.path not in {None, output.given_path}:
+    if writer is not None and not output.is_fresh and writer.path != output.given_path:
         return _of_another_name(output, writer)
-    if writer is None and not output.is_fresh and not _is_own_of_earlier_version(output, query):
+    if writer is None and not output.is_fresh and not _is_own_unclaimed(output, query):
         return _of_another_query(output)
     if output.newest > query.begun and not (output.is_fresh and output.newest <= query.committed):
         return _of_later_epochs(output, query)
@@ -134,9 +134,10 @@ def use_of(output: Output, query: Continued) -> CkptError | None:
     return _of_lost_epochs(output, lost) if lost else None
 
 
-def _is_own_of_earlier_version(output: Output, query: Continued) -> bool:
-    """Return whether a log that nobody has claimed is the query's, from before there were claims.
+def _is_own_unclaimed(output: Output, query: Continued) -> bool:
+    """Return whether a log that nobody has claimed is the query's.
 
+    The library could not see the path when the query wrote there, so it has no claim and no note.
     The epochs before its first note may be in any path. Then the last of them is the log's newest.
     """
     if query.query_id is None or (query.used and not query.own_used):
@@ -152,9 +153,7 @@ def _is_own_of_earlier_version(output: Output, query: Continued) -> bool:
 def _has_void_epochs(output: Output, query: Continued) -> bool:
     """Return whether a path has epochs of its writers that a rollback made void."""
     for number, writer in enumerate(output.writers):
-        if writer.after is None:  # an earlier version did not note who continues a path
-            continue
-        later = [each.after for each in output.writers[number + 1 :] if each.after is not None]
+        later = [each.after for each in output.writers[number + 1 :]]
         last = min([*later[:1], output.newest])
         if last > max(writer.after, query.valid.get(writer.query_id, _NONE)):
             return True
@@ -164,7 +163,7 @@ def _has_void_epochs(output: Output, query: Continued) -> bool:
 def _newest_written(output: Output, query: Continued) -> float:
     """Return the newest epoch that a path may have, as far as the location has noted it.
 
-    That is a limit only once later epochs went elsewhere. An earlier version has noted nothing.
+    That is a limit only once later epochs went elsewhere.
     """
     notes = query.own_used
     if not notes or notes[-1].path == output.path:
@@ -204,7 +203,7 @@ def _lost(output: Output, query: Continued) -> list[int]:
     if query.is_fork and query.origin is not None:
         unknown = {epoch for epoch in unknown if epoch > query.origin.epoch}
     if not output.is_fresh:
-        # With an earlier version, the first epochs may have gone to another sink.
+        # Without a note, the first epochs may have gone to another sink.
         here |= {epoch for epoch in unknown if epoch > output.oldest}
     return sorted(here)
 
@@ -328,9 +327,7 @@ def output_at(sink: FileSinkLog, location: Storage, query: Continued) -> Output:
     """Return what is at an output path, for a query that is to write there."""
     oldest, newest = sink.oldest_epoch(), sink.newest_epoch()
     writers = read_writers(sink.log)
-    other = None
-    if writers and writers[-1].location is not None:
-        other = _other_location(writers[-1], writers[-1].location, location)
+    other = _other_location(writers[-1], location) if writers else None
     paths = resolved_path(sink.output), sink.output.hadoop_url
     if oldest is None or newest is None:
         has_files = query.committed > _NONE and sink.has_files()
@@ -347,8 +344,9 @@ def output_at(sink: FileSinkLog, location: Storage, query: Continued) -> Output:
     )
 
 
-def _other_location(writer: Writer, path: str, here: Storage) -> str | None:
+def _other_location(writer: Writer, here: Storage) -> str | None:
     """Return the path of a writer's location, if it is not `here` and still has the query."""
+    path = writer.location
     if path == resolved_path(here):
         return None
     try:
@@ -377,11 +375,11 @@ _SKIPS = "Spark's file sink leaves out epochs whose numbers it has"
 
 
 def _of_query(output: Output, writer: Writer) -> CkptError:
-    of = "" if writer.location is None else f", whose location is {writer.location}"
     return RestoreError(
-        f"{output.path} is the output path of another query: query {writer.query_id}{of}. "
-        f"{_SKIPS}, so two queries with one path lose epochs: give this query a new path or table. "
-        "If nobody needs that query and its output, you can delete the path instead"
+        f"{output.path} is the output path of another query: query {writer.query_id}, whose "
+        f"location is {writer.location}. {_SKIPS}, so two queries with one path lose epochs: give "
+        "this query a new path or table. If nobody needs that query and its output, you can "
+        "delete the path instead"
     )
 
 

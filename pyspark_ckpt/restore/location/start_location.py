@@ -41,7 +41,6 @@ from pyspark_ckpt.restore.location.seedings import (
     begin_seeding,
     is_half_seeded,
     settle_seedings,
-    take_over_unnumbered,
 )
 from pyspark_ckpt.restore.location.sink_path import (
     Continued,
@@ -525,11 +524,6 @@ class StartLocation:
             self.check_not_half_seeded()
             self._check_began_without_initial_state()
             return None
-        seeding = take_over_unnumbered(self.storage)
-        if seeding is not None:
-            seeding.clear(self._checkpoints_directory)
-            seeding.end()
-            self._found_half_seeded = False
         self.check_not_half_seeded()  # a restore is not for an initial state to replace
         query_id = self.make_query_id()
         runtime, checkpoints = runtime_of(query_id), self.checkpoints(query_id)

@@ -11,8 +11,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 import pyspark_ckpt as ckpt
+from pyspark_ckpt.stores.place import RUN_AGAIN
 from tests.golden import comparing, program
-from tests.golden.make import write_input
+from tests.golden.continuing import write_input
 from tests.golden.model import GOLDEN_EPOCHS, LATER_EPOCHS, RULES, Model, rows_of
 from tests.golden.model import run as run_model
 from tests.golden.program import Sink
@@ -20,9 +21,6 @@ from tests.query.harness import BACKEND, OFTEN, drop_local_copies
 
 NEWEST_EPOCH = 4
 """It has no rows: those are in the epochs before it."""
-
-PREDECESSORS = 2
-"""The location is of version 0.1.0, whose handles record so many versions before their own."""
 
 OPTIONS = {**OFTEN, BACKEND: "rocksdb"}
 
@@ -69,7 +67,7 @@ def lose(location: Path, epochs: int) -> None:
 
 
 @pytest.mark.wide_variants
-@pytest.mark.parametrize("lost", [1, PREDECESSORS])
+@pytest.mark.parametrize("lost", [1, RUN_AGAIN])
 def test_a_query_continues_from_the_epoch_that_spark_still_has(
     spark: SparkSession, tmp_path: Path, location: Path, lost: int
 ) -> None:

@@ -12,9 +12,8 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 import pyspark_ckpt as ckpt
-from pyspark_ckpt.restore.location.start_location import StartLocation
-from tests.query.harness import INLINE, Job, newest_checkpoint, refused, until
-from tests.query.model import Reveal, events_of, expected, in_order
+from tests.query.harness import Job, refused, until
+from tests.query.model import Reveal, events_of, expected
 
 PARTITIONS = "spark.sql.shuffle.partitions"
 
@@ -79,29 +78,3 @@ def test_another_number_after_a_crash_in_epoch_0(job: Job) -> None:
         fresh.run()
     job.run()
     assert job.result() == fresh.result() == expected(job.feed.rows)
-
-
-@pytest.mark.wide
-def test_a_location_that_ran_at_another_number_than_its_offsets_say(
-    job: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Version 0.1.0 may have left it so. Neither number starts it; the errors' advice works."""
-    mended = job.base / "mended"
-    job = job.but(processor=lambda: Failing(mended)).using({INLINE: "0b"})
-    job.feed.add(events_of(0), events_of(1))
-    run_in_vain(job)
-    mended.touch()
-    with partitions(job.spark, 4), monkeypatch.context() as old_version:
-        old_version.setattr(StartLocation, "check_parallelism", lambda *_: None)
-        checkpoint = newest_checkpoint(job.run())
-    job.feed.add(events_of(2))
-    advice = ("fresh checkpointLocation", "restoreFrom")
-    with partitions(job.spark, 4), refused(ckpt.PlanError, *advice, unchanged=job.base):
-        job.run()
-    with refused((ckpt.CkptError, StreamingQueryException), *advice, unchanged=job.base / "in"):
-        job.run()
-    for number in (2, 4):
-        fork = job.but(location=f"fork-{number}", out=f"fork-out-{number}")
-        with partitions(job.spark, number):
-            fork.run(restore=checkpoint)
-        assert in_order([*job.result(), *fork.result()]) == expected(job.feed.rows)

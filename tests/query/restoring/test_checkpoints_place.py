@@ -201,24 +201,24 @@ def test_a_directory_that_is_lost_and_not_needed(job: Job) -> None:
     run_exactly(job)
 
 
-def as_before(job: Job) -> None:
-    """Make the location one of a version that recorded nothing."""
+def forget_place(job: Job) -> None:
+    """Delete the location's record of where its checkpoints are, as a user may do."""
     shutil.rmtree(job.location_path / "_checkpoints", ignore_errors=True)
 
 
 @pytest.mark.further
-def test_a_location_of_an_earlier_version(job: Job) -> None:
-    """What is there says where the checkpoints are, also if it has run with two directories."""
+def test_a_location_without_its_record(job: Job) -> None:
+    """What is there says where the checkpoints are, also if they were half moved."""
     job = with_files(job)
     a = job.base / "a"
     query = run_exactly(job)
-    as_before(job)
+    forget_place(job)
     job.feed.add(events_of(1))
     with refused_start(job, job.checkpoint_path, f"without spark.ckpt.execution.{SETTING}"):
         at(job, a).run()
     run_exactly(job)
-    as_before(job)
-    for name in ("drivers", "taskowned"):  # as after epochs with each of two directories
+    forget_place(job)
+    for name in ("drivers", "taskowned"):  # as after a move that was interrupted
         (a / query.id / name).mkdir(parents=True)
     for file in sorted((job.checkpoint_path / "taskowned").iterdir())[::2]:
         file.rename(a / query.id / "taskowned" / file.name)
@@ -229,30 +229,11 @@ def test_a_location_of_an_earlier_version(job: Job) -> None:
     for name in ("shared", "taskowned"):
         shutil.copytree(job.checkpoint_path / name, a / query.id / name, dirs_exist_ok=True)
     run_exactly(at(job, a))
-    as_before(job)
+    forget_place(job)
     shutil.rmtree(job.checkpoint_path)
     with refused_start(job, "outside of it", f"{SETTING} that it had"):
         job.run()
     run_exactly(at(job, a))
-
-
-@pytest.mark.further
-def test_a_directory_that_an_earlier_version_has_moved_aside(job: Job) -> None:
-    """Its rollback took the directory inside of the location for content."""
-    job = with_files(job)
-    ckpts = job.location_path / "ckpts"
-    job = at(job, ckpts)
-    query = run_exactly(job)
-    as_before(job)
-    aside = job.location_path / "_before_rollback-0123456789ab" / "ckpts"
-    aside.parent.mkdir()
-    ckpts.rename(aside)
-    job.feed.add(events_of(1))
-    with refused_start(job, aside / query.id, ckpts / query.id, "rollback"):
-        job.run()
-    ckpts.mkdir()
-    (aside / query.id).rename(ckpts / query.id)
-    run_exactly(job)
 
 
 @pytest.mark.further

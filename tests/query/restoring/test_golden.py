@@ -1,6 +1,6 @@
-"""Locations, checkpoints and savepoints of earlier versions give exactly the model's output.
+"""Locations, checkpoints and savepoints of each format give exactly the model's output.
 
-``tests/golden/make.py`` wrote the model's output down together with the golden data. It was
+``tests/golden/make_archives.py`` wrote the model's output into the golden data. It was
 computed from the input, not read from what the library had written.
 """
 
@@ -20,13 +20,7 @@ from tests.query.harness import BACKEND, BACKENDS, digests
 from tests.query.session_conf import session_conf
 from tools import make_golden
 
-GOLDEN = Path(__file__).parents[2] / "golden"
-WHOLE = sorted(path.parent for path in GOLDEN.glob("*/whole-*/location"))
 KINDS = ("native", "canonical", "checkpoint")
-
-
-def name_of(path: Path) -> str:
-    return f"{path.parent.name}-{path.name}"
 
 
 def each_archive() -> pytest.MarkDecorator:
@@ -39,10 +33,8 @@ def checkpoint_of(whole: Path) -> Path:
 
 
 def test_there_is_golden_data() -> None:
-    assert {name_of(path) for path in WHOLE} >= {"0.1.0-whole-rocksdb", "0.1.0-whole-heap"}
     assert {archives.is_always(each) for each in ARCHIVES} == {True, False}
-    unreleased = {each.name for each in ARCHIVES if each.parent.name == "unreleased"}
-    assert unreleased == {
+    assert {each.name for each in ARCHIVES if each.parent.name == "1"} == {
         f"pyspark-{version}-{backend}.tar.xz"
         for version in make_golden.VERSIONS
         for backend in BACKENDS
@@ -56,7 +48,7 @@ def test_an_archive_is_continued(spark: SparkSession, tmp_path: Path, archive: P
     golden = archives.unpack(archive, tmp_path)
     expected, backend = expected_of(golden), golden.name.removeprefix("whole-")
     options = {BACKEND: backend}
-    sink = run(spark, tmp_path, golden / "location", expected, options, is_merged=True)
+    sink = run(spark, tmp_path, golden / "location", expected, options)
     comparing.check(sink, expected["told_by_2"], expected["counted"])
 
 
@@ -75,7 +67,7 @@ def test_an_archive_is_restored(
     assert ckpt.verify(str(source)).epoch == 4
     backend = "heap" if golden.name == "whole-rocksdb" else "rocksdb"
     fresh = tmp_path / "new"
-    sink = run(spark, tmp_path, fresh, expected, {BACKEND: backend}, source, is_merged=True)
+    sink = run(spark, tmp_path, fresh, expected, {BACKEND: backend}, source)
     comparing.check(sink, expected["told_by_2"], expected["counted"])
     assert digests(golden) == before
 
@@ -83,19 +75,19 @@ def test_an_archive_is_restored(
 @pytest.mark.wide_variants
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("golden", WHOLE, ids=name_of)
+@pytest.mark.parametrize("made_by", BACKENDS)
 def test_restored(
-    spark: SparkSession, tmp_path: Path, golden: Path, kind: str, backend: str
+    spark: SparkSession, tmp_path: Path, made_by: str, kind: str, backend: str
 ) -> None:
     """Scenario 42: keyed, operator, broadcast and raw state, timers in order; by both backends."""
+    golden = archives.newest(made_by)
     given = shutil.copytree(golden, tmp_path / "given")
     source = checkpoint_of(given) if kind == "checkpoint" else given / kind
     before = digests(given)
     assert ckpt.verify(str(source)).epoch == 4
     expected = expected_of(golden)
     # Each kind at both parallelisms, and each pair of backends.
-    is_same_backend = golden.name == f"whole-{backend}"
-    parallelism = 3 if is_same_backend == (kind == "checkpoint") and kind != "native" else 2
+    parallelism = 3 if (made_by == backend) == (kind == "checkpoint") and kind != "native" else 2
     with session_conf(spark, {"spark.sql.shuffle.partitions": str(parallelism)}):
         sink = run(spark, tmp_path, tmp_path / "new", expected, {BACKEND: backend}, source)
     told, counted = expected[f"told_by_{parallelism}"], expected["counted"]
@@ -106,11 +98,11 @@ def test_restored(
     assert digests(given) == before
 
 
-@pytest.mark.parametrize("golden", WHOLE, ids=name_of)
-def test_continued(spark: SparkSession, tmp_path: Path, golden: Path) -> None:
-    """Scenario 42: a checkpointLocation continues where the earlier version stopped."""
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_continued(spark: SparkSession, tmp_path: Path, backend: str) -> None:
+    """Scenario 42: a checkpointLocation continues where it stopped."""
+    golden = archives.newest(backend)
     shutil.copytree(golden / "location", tmp_path / "location")
     expected = expected_of(golden)
-    backend = golden.name.removeprefix("whole-")
     sink = run(spark, tmp_path, tmp_path / "location", expected, {BACKEND: backend})
     comparing.check(sink, expected["told_by_2"], expected["counted"])

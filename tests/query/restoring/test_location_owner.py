@@ -88,8 +88,8 @@ def test_a_copy_does_not_end_the_run_of_its_original(job: Job) -> None:
 
 
 @pytest.mark.wide
-def test_copies_of_a_location_of_0_1_0(job: Job) -> None:
-    """It has no identity: the copy that starts first owns the checkpoints, the other is refused."""
+def test_copies_of_a_location_without_an_identity(job: Job) -> None:
+    """A user has deleted it, and the owner's record: the copy that starts first is the owner."""
     job = elsewhere(job)
     job.feed.add(events_of(0))
     query = job.run()

@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import DataFrame
 
 import pyspark_ckpt as ckpt
-from pyspark_ckpt.formats.location_files import FIRST_WRITER_NAME, Writer, add_writer
+from pyspark_ckpt.formats.location_files import Writer, add_writer, writer_path
 from pyspark_ckpt.query.start import QueryStart
 from pyspark_ckpt.restore.location import sink_path
 from pyspark_ckpt.spark.sink import COMPACT_INTERVAL
@@ -86,15 +86,19 @@ def test_of_two_claims_at_once_one_counts(job: Job, monkeypatch: pytest.MonkeyPa
     savepoint = savepoint_of(job)
     fork = job.but(location="fork1", out="fork-out")
     path = job.base / fork.out / "_spark_metadata"
+    other = job.base / "other"
+    other.mkdir()
+    (other / "metadata").write_text('{"id":"another"}')
+    claim = Writer(query_id="another", location=str(other), path=str(path.parent), after=-1)
 
     def late(log: Storage, *claims: Any) -> None:
-        add_writer(log, 1, Writer(query_id="another"))
+        add_writer(log, 1, claim)
         add_writer(log, *claims)
 
     monkeypatch.setattr(sink_path, "add_writer", late)
     with pytest.raises(ckpt.RestoreError, match="query another"):
         fork.run(savepoint)
-    assert [each.name for each in path.iterdir()] == [FIRST_WRITER_NAME]
+    assert [each.name for each in path.iterdir()] == [writer_path(1)]
 
 
 @pytest.mark.further
@@ -278,11 +282,11 @@ def test_a_path_that_spark_has_written_without_this_library(job: Job) -> None:
 
 
 @pytest.mark.further
-def test_a_location_of_an_earlier_version_keeps_its_path(job: Job) -> None:
-    """It has no note and its path no claim. Then the path is the query's if the newest epoch is."""
+def test_a_path_that_could_not_be_seen_stays_that_of_its_query(job: Job) -> None:
+    """It has no claim, and the location no note: the newest epoch shows whose path it is."""
     run_epochs(job, 2)
     shutil.rmtree(job.location_path / "_output_paths")
-    (job.base / job.out / "_spark_metadata" / FIRST_WRITER_NAME).unlink()
+    (job.base / job.out / "_spark_metadata" / writer_path(1)).unlink()
     run_epochs(job, 1)
     assert job.result() == rows(1, 3)
     with refused(ckpt.RestoreError, job.location_path, "new path", unchanged=job.base):

@@ -17,14 +17,13 @@ import pyspark_ckpt as ckpt
 from pyspark_ckpt.restore import rescale
 from pyspark_ckpt.storage.open import Storage
 from tests.faults.disk import Disk
-from tests.golden import comparing, program
+from tests.golden import archives, comparing, program
 from tests.golden.continuing import expected_of, run
 from tests.golden.program import Sink
 from tests.query.harness import BACKEND, Job, digests, refused
 from tests.query.model import events_of, expected_after
 from tests.query.session_conf import session_conf
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "0.1.0" / "whole-heap"
 ALL = 10_000
 
 
@@ -33,8 +32,8 @@ class Restores:
 
     def __init__(self, spark: SparkSession, base: Path) -> None:
         self.spark, self.base = spark, base
-        self.savepoint = shutil.copytree(GOLDEN / "native", base / "savepoint")
-        self.expected = expected_of(GOLDEN)
+        self.savepoint = shutil.copytree(archives.newest("heap") / "native", base / "savepoint")
+        self.expected = expected_of(archives.newest("heap"))
         self.options = {BACKEND: "heap"}
 
     def start(self, below: Path, *, restore: bool = True) -> Any:

@@ -15,6 +15,8 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming import StatefulProcessor
 
 import pyspark_ckpt as ckpt
+from pyspark_ckpt.restore.location.seedings import begin_seeding
+from pyspark_ckpt.storage.open import LocalStorage
 from tests.query.harness import OFTEN, SAVEPOINT_DIR, Feed, Job, newest_checkpoint, refused
 from tests.query.model import Count, counted, counted_after, events_of, expected, sequences
 
@@ -301,7 +303,7 @@ def test_interrupted_restore(saved: Saved, tmp_path: Path) -> None:
     saved.job.feed.add(events_of(saved.job.feed.files))
     fork = saved.job.but(base=tmp_path)
     fork.location_path.mkdir()
-    (fork.location_path / "_seeding").touch()
+    begin_seeding(LocalStorage(fork.location_path))
     # Spark had committed the seeding, and its offsets were about to be replaced.
     for name in ("commits/0", "pyspark_ckpt/taskowned/segment-0-0-00.chg", "metadata.tmp"):
         (fork.location_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -315,11 +317,11 @@ def test_interrupted_restore(saved: Saved, tmp_path: Path) -> None:
 
 
 @pytest.mark.further
-def test_a_restore_that_was_killed_while_it_wrote_its_marker(saved: Saved, tmp_path: Path) -> None:
+def test_a_restore_that_was_killed_while_it_wrote_a_note(saved: Saved, tmp_path: Path) -> None:
     """A temporary file is all that is there (simulated seed 10137). Other files are refused."""
     fork = saved.job.but(base=tmp_path)
     fork.location_path.mkdir()
-    (fork.location_path / "._seeding.0123abcd.tmp").write_text("half of s")
+    (fork.location_path / "._identity.json.0123abcd.tmp").write_text("half of s")
     (fork.location_path / "notes.txt").write_text("of somebody")
     with refused(ckpt.RestoreError, fork.location_path, "not empty", unchanged=tmp_path):
         fork.run(restore=saved.savepoint)

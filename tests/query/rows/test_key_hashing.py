@@ -213,7 +213,7 @@ def found(spark: SparkSession, ddl: str, values: list[str]) -> dict[str, tuple[i
 @pytest.mark.wide_variants
 @pytest.mark.parametrize("ddl", KEYS)
 def test_key_groups_and_bytes(spark: SparkSession, ddl: str) -> None:
-    """Scenario 40: hash and bytes are those of the first version on every platform, with any seed.
+    """Scenario 40: hash and bytes are those of format 1 on every platform, with any seed.
 
     They are equal whether Spark compiles its expressions or not.
     """

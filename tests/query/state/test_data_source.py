@@ -20,6 +20,7 @@ from pyspark.sql.datasource import InputPartition
 import pyspark_ckpt as ckpt
 from pyspark_ckpt.operator.state.handle import ProcessorHandle
 from pyspark_ckpt.storage.local import LocalStorage
+from tests.golden import archives
 from tests.query.checkpoints.test_readers import IMAGES
 from tests.query.harness import BACKEND, OFTEN, RETAINED, Job, await_checkpoint
 from tests.query.model import Count
@@ -160,14 +161,11 @@ def test_timers_and_raw_state_are_tables_too(registered: SparkSession, path: str
     assert frame_of(registered, path, table="raw").columns == ["subtask", "stream", "data"]
 
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "0.1.0"
-
-
-@pytest.fixture(scope="module", params=["whole-heap", "whole-rocksdb"])
+@pytest.fixture(scope="module", params=["heap", "rocksdb"])
 def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A location of 0.1.0 with every kind of state."""
+    """A golden location with every kind of state."""
     place = tmp_path_factory.mktemp("golden") / "location"
-    return str(shutil.copytree(GOLDEN / request.param / "location", place))
+    return str(shutil.copytree(archives.newest(request.param) / "location", place))
 
 
 @pytest.mark.wide
@@ -184,7 +182,7 @@ def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     ],
     ids=lambda value: next(iter(value.values())) if isinstance(value, dict) else None,
 )
-def test_every_table_of_a_location_of_010(
+def test_every_table_of_a_golden_location(
     registered: SparkSession, whole: str, options: dict[str, str], partitions: int
 ) -> None:
     """Timers, raw, operator and broadcast state with rows, as `open_state` has them.

@@ -104,24 +104,6 @@ def test_made_once(job: Job) -> None:
 
 
 @pytest.mark.further
-def test_half_made(job: Job) -> None:
-    """Version 0.1.0 made the state in a marked location; after a kill, it is made again."""
-    job.location_path.mkdir()
-    (job.location_path / "_seeding").touch()
-    # Spark had committed the seeding, and its offsets were about to be replaced.
-    for name in ("commits/0", "sources/0/0", "pyspark_ckpt/taskowned/segment-0-0-00.chg"):
-        (job.location_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (job.location_path / name).write_text("half of some")
-    job.feed.add([("k1", 1)])
-    with pytest.raises(ckpt.RestoreError, match="has not ended"):
-        job.but(arguments={}).run()
-    query = job.run()
-    assert job.result() == [("k1", 101)]
-    assert numbers(newest_checkpoint(query)) == len(KEYS)
-    assert not (job.location_path / "_seeding").exists()
-
-
-@pytest.mark.further
 def test_an_interrupted_restore_is_not_replaced(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its state would be lost: a start without the path is refused, with an initial state too."""
     job.feed.add([("k1", 1)])

@@ -195,18 +195,6 @@ def test_copies_of_sparks_state_go_with_the_last_checkpoint_that_needs_them(
     assert garbage(storage, [kept], 3) == [gone]
 
 
-def test_files_that_0_1_0_wrote_without_an_epoch_are_garbage(
-    storage: Storage, put_all: Callable[..., list[str]]
-) -> None:
-    """Tasks of threads in foreachBatch wrote them; no handle that a query accepts names them."""
-    lost = put_all(
-        "shared/base-1--1-0123456789abcdef.chg", "taskowned/segment-0--1-0123456789abcdef.chg"
-    )
-    put_all("taskowned/segment-0--2-0123456789abcdef.chg")
-    assert garbage(storage, [], 0) == lost
-    assert garbage(storage, lost[:1], 0) == lost[1:]
-
-
 def test_an_idle_operator_keeps_its_own_files_only(
     storage: Storage, put_all: Callable[..., list[str]]
 ) -> None:
@@ -221,26 +209,3 @@ def test_an_idle_operator_keeps_its_own_files_only(
         segment_path("third", 0, 9),
     )
     assert sorted(garbage(storage, [], 9, (), since)) == sorted(gone)
-
-
-def test_a_file_without_a_mark_stays_as_long_as_any_operator_may_need_it(
-    storage: Storage, put_all: Callable[..., list[str]]
-) -> None:
-    """Version 0.1.0 wrote names without marks; those files may lie beside newer ones."""
-    since = {(operator_mark("idle"), 0): 2, (operator_mark("busy"), 0): 8}
-    pending = new_snapshot_id()
-    put_all(
-        f"taskowned/segment-0-2-{'a' * 16}.chg",
-        f"shared/base-0-7-{'b' * 16}.chg",
-        f"shared/base-0-1-{pending}-01234567.part",
-        f"taskowned/segment-1-10-{'e' * 16}.chg",
-        segment_path("busy", 0, 9),
-    )
-    gone = put_all(
-        f"taskowned/segment-0-1-{'a' * 16}.chg",
-        f"shared/base-0-1-{'c' * 16}-01234567.part",
-        f"shared/.base-0-1-{'c' * 16}-89abcdef.part.01234567.tmp",
-        f"taskowned/segment-1-9-{'d' * 16}.chg",
-        segment_path("busy", 0, 7),
-    )
-    assert sorted(garbage(storage, [], 9, {pending}, since)) == sorted(gone)

@@ -7,11 +7,7 @@ nothing that the cleaner decides by is trusted.
 from __future__ import annotations
 
 import random
-import re
-import secrets
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +18,6 @@ from pyspark_ckpt.checkpoint.cleaning import CheckpointFiles
 from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.formats.metadata import CheckpointMetadata, OperatorMetadata
 from pyspark_ckpt.formats.modes import CheckpointKind
-from pyspark_ckpt.operator.durable import base_snapshot
-from pyspark_ckpt.operator.durable import local_snapshots as snapshot_upload
-from pyspark_ckpt.operator.run import barrier
 from pyspark_ckpt.settings import Materialization
 from pyspark_ckpt.storage.open import LocalStorage
 from pyspark_ckpt.stores.directory import CompletedCheckpoints
@@ -133,13 +126,8 @@ def metadata(number: int, epoch: int, watched: list[Watched]) -> CheckpointMetad
     )  # fmt: skip
 
 
-def history(
-    tmp_path: Path, seed: int, *, unmarked_until: int = 0, all_from: int = EPOCHS + 1
-) -> Iterator[set[str]]:
-    """Run epochs with a checkpoint after each; yield the files that are left.
-
-    Names are as version 0.1.0 gave them until an epoch; all subtasks get rows from an epoch on.
-    """
+def history(tmp_path: Path, seed: int) -> Iterator[set[str]]:
+    """Run epochs with a checkpoint after each; yield the files that are left."""
     chance = random.Random(seed)
     storage = LocalStorage(tmp_path / "checkpoints")
     files = CheckpointFiles(storage, CompletedCheckpoints(storage))
@@ -147,15 +135,11 @@ def history(
         Watched(tmp_path, storage, uid, subtask) for uid in ACTIVITY for subtask in range(SUBTASKS)
     ]
     retained: dict[int, set[str]] = {}
-    unmarked: set[str] = set()
     for epoch in range(1, EPOCHS + 1):
         for each in watched:
             handle = each.subtask.handle
-            if epoch >= all_from or ACTIVITY[handle.uid](chance, epoch, handle.subtask):
-                with unmarked_names(active=epoch <= unmarked_until):
-                    each.call(epoch, chance)
-        if epoch <= unmarked_until:
-            unmarked |= files_of(storage)
+            if ACTIVITY[handle.uid](chance, epoch, handle.subtask):
+                each.call(epoch, chance)
         written = metadata(epoch, epoch, watched)
         files.store.reserve(epoch)
         files.store.add(epoch, written)
@@ -167,33 +151,11 @@ def history(
         referred = set().union(*retained.values())
         must = referred.union(*(each.must_stay() for each in watched))
         assert must <= left, f"epoch {epoch}: needed and gone"
-        may = must.union(unmarked, *(each.may_stay() for each in watched))
+        may = must.union(*(each.may_stay() for each in watched))
         assert left <= may, f"epoch {epoch}: left for nobody"
         yield left
     for each in watched:
         each.subtask.check()
-
-
-@contextmanager
-def unmarked_names(*, active: bool) -> Iterator[None]:
-    """Have tasks name their files as version 0.1.0 did: without their operator."""
-    with pytest.MonkeyPatch.context() as patch:
-        if active:
-            for module, name, form in (
-                (barrier, "segment_path", "taskowned/segment-{}-{}-{}.chg"),
-                (base_snapshot, "base_path", "shared/base-{}-{}-{}.chg"),
-                (snapshot_upload, "snapshot_path", "shared/base-{}-{}-{}-{}.part"),
-            ):
-                patch.setattr(module, name, named(form))
-        yield
-
-
-def named(form: str) -> Callable[..., str]:
-    def path(_uid: str, subtask: int, epoch: int, *snapshot_id: str) -> str:
-        random_part = secrets.token_hex(4 if snapshot_id else 8)
-        return form.format(subtask, epoch, *snapshot_id, random_part)
-
-    return path
 
 
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.soak)])
@@ -203,22 +165,3 @@ def test_idle_operators_keep_no_files_of_others(tmp_path: Path, seed: int) -> No
     before, after = max(counts[third : 2 * third]), max(counts[-third:])
     print(f"seed {seed}: at most {before} files, then {after}")
     assert after <= 1.5 * before
-
-
-@pytest.mark.parametrize("seed", [3, pytest.param(4, marks=pytest.mark.soak)])
-def test_files_of_version_0_1_0_go_once_no_operator_can_need_them(
-    tmp_path: Path, seed: int
-) -> None:
-    """Until then, files of subtasks with an idle namesake stay, but they do not grow in number."""
-    lefts = list(history(tmp_path / "old", seed, unmarked_until=40, all_from=100))
-    unmarked = [{path for path in left if not is_marked(path)} for left in lefts]
-    assert unmarked[39] == lefts[39]
-    assert all(after <= before for before, after in pairwise(unmarked[39:]))
-    assert len(unmarked[98]) > 50
-    assert unmarked[-1] == set()
-    *_, left = history(tmp_path / "new", seed, all_from=100)
-    assert len(lefts[-1]) == len(left)
-
-
-def is_marked(path: str) -> bool:
-    return re.match(r"[a-z]+/\.?[a-z]+-[0-9a-f]{12}-", path) is not None

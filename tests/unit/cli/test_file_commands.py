@@ -30,6 +30,7 @@ from pyspark_ckpt.formats.origin import write_origin
 from pyspark_ckpt.savepoint.savepoint import write_savepoint
 from pyspark_ckpt.storage.open import LocalStorage, Storage
 from pyspark_ckpt.stores.directory import CompletedCheckpoints
+from tests.golden import archives
 from tests.unit.conftest import snapshot  # noqa: F401  # a fixture
 
 COMMANDS = ("savepoint", "stop", "list", "show", "dispose", "verify", "history", "state")
@@ -303,7 +304,7 @@ def test_show_names_operators_of_sparks_own(
 ) -> None:
     file = SparkOperatorFile("0/1.delta", storage.write("shared/native", [b"x"]))
     mixed = msgspec.structs.replace(
-        snapshot, stored_spark_operators=(SparkOperatorMetadata(1, "dedupe", (file,)),)
+        snapshot, spark_operators=(SparkOperatorMetadata(1, "dedupe", (file,)),)
     )
     made = write_savepoint(mixed, storage, str(tmp_path / "sp"), SavepointFormat.NATIVE)
     assert main(["show", made.path]) == 0
@@ -473,7 +474,7 @@ def test_keys_of_a_release_are_shown_as_they_are_given() -> None:
 def test_a_release_without_a_parked_key_asks_for_the_quarantine(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    location = Path(__file__).parents[2] / "golden" / "0.1.0" / "whole-heap" / "location"
+    location = archives.newest("heap") / "location"
     for key in ([], ["--null-key"]):
         assert main(["release", str(location), "--operator", "counted", *key]) == 1
         printed = capsys.readouterr().err

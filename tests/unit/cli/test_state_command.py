@@ -17,11 +17,12 @@ import pytest
 from pyspark.sql import types as T
 
 from pyspark_ckpt.cli.main import main
+from tests.golden import archives
 from tests.unit.snapshot.made_savepoint import MadeSavepoint
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "0.1.0"
+GOLDEN = Path(__file__).parents[2] / "golden" / "1"
 SAVEPOINT = str(GOLDEN / "heap-canonical" / "savepoint")
-LOCATION = str(GOLDEN / "whole-heap" / "location")
+LOCATION = str(archives.newest("heap") / "location")
 STORED = json.loads((GOLDEN / "heap-canonical" / "state.json").read_text())["n"]
 COUNTS = {
     # 2 bytes of key group, 1 of state, 2 of MessagePack; the value is one MessagePack number

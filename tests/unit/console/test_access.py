@@ -297,7 +297,7 @@ def test_a_bundle_is_not_replaced(root: LocalStorage, tmp_path: Path) -> None:
 def test_a_hostile_bundle_writes_nothing_elsewhere(tmp_path: Path, name: str) -> None:
     path = tmp_path / "hostile.bundle"
     with zipfile.ZipFile(path, "w") as file:
-        file.writestr("bundle.json", '{"version": 1, "root": "x"}')
+        file.writestr("bundle.json", '{"version": 1, "root": "x", "made_at_ms": 1}')
         file.writestr(name, b"x")
     with pytest.raises(CorruptFileError, match="not a name of a bundle"):
         unpack_bundle(str(path), tmp_path / "in" / "unpacked")
@@ -331,7 +331,7 @@ def test_a_bundle_of_too_many_files_is_refused(
     monkeypatch.setattr("pyspark_ckpt.console.data.bundle.MOST_FILES", 1)
     path = tmp_path / "large.zip"
     with zipfile.ZipFile(path, "w") as file:
-        file.writestr("bundle.json", '{"version": 1, "root": "x"}')
+        file.writestr("bundle.json", '{"version": 1, "root": "x", "made_at_ms": 1}')
         file.writestr("queries/0/_rolled_back.json", b"")
     assert MOST_FILES > 1
     with pytest.raises(CorruptFileError, match="too large"):

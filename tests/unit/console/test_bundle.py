@@ -22,7 +22,6 @@ from pyspark_ckpt.formats.layout import store_note_path
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.formats.metadata_file import encode_metadata
 from pyspark_ckpt.history.run_log import (
-    RUNS,
     CheckpointRecord,
     OperatorRecord,
     RecordedRuns,
@@ -35,7 +34,6 @@ from pyspark_ckpt.history.run_log import (
     SlowKeyRecord,
     decode_run_record,
     encode_run_record,
-    run_record_name,
 )
 from pyspark_ckpt.storage.open import LocalStorage
 
@@ -124,19 +122,6 @@ def test_a_query_is_shown_as_it_was_when_the_bundle_was_made(
     assert "5.0 s ago" in page
 
 
-def test_a_bundle_that_does_not_say_when_it_was_made_can_be_opened(tmp_path: Path) -> None:
-    """Version 0.1.0 had no bundles; those of the time before the next one had no time."""
-    path = tmp_path / "bundle"
-    with zipfile.ZipFile(path, "w") as file:
-        file.writestr(bundle.INDEX_NAME, b'{"version":1,"root":"/x"}')
-        started = RunStarted(run_id="r", at_ms=1_000_000, query_id="q", query_name="orders")
-        name = f"queries/0/pyspark_ckpt/{RUNS}/{run_record_name(1, started)}"
-        file.writestr(name, encode_run_record(started))
-    unpack_bundle(str(path), tmp_path / "unpacked")
-    app = make_app(LocalStorage(tmp_path / "unpacked"), bundle="old.bundle")
-    assert ">no sign of life<" in app.test_client().get("/", base_url=LOCAL).text
-
-
 @pytest.mark.parametrize(
     "name",
     [
@@ -150,7 +135,7 @@ def test_a_bundle_with_the_address_of_a_server_is_refused(tmp_path: Path, name: 
     """Whoever opens it would connect to the server."""
     path = tmp_path / "bundle.zip"
     with zipfile.ZipFile(path, "w") as file:
-        file.writestr(bundle.INDEX_NAME, b'{"version":1,"root":"/x"}')
+        file.writestr(bundle.INDEX_NAME, b'{"version":1,"root":"/x","made_at_ms":1}')
         file.writestr(name, b'{"type":"zookeeper","quorum":"127.0.0.1:1","node":"/a"}')
     with pytest.raises(CorruptFileError, match="not a name of a bundle"):
         unpack_bundle(str(path), tmp_path / "unpacked")
@@ -176,7 +161,7 @@ def test_a_file_that_says_it_has_gigabytes_of_a_small_bundle_gets_no_buffer(
 ) -> None:
     path = tmp_path / "bundle.zip"
     with zipfile.ZipFile(path, "w") as file:
-        file.writestr(bundle.INDEX_NAME, b'{"version":1,"root":"/x","queries":{},"savepoints":{}}')
+        file.writestr(bundle.INDEX_NAME, b'{"version":1,"root":"/x","made_at_ms":1}')
         file.writestr("0/_owner", b"x")
     said = bytearray(path.read_bytes())
     entry = said.rindex(b"PK\x01\x02")

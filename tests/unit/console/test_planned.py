@@ -71,7 +71,7 @@ def saved(directory: Path, names: tuple[str, ...], sources: int = 2) -> Checkpoi
         metadata,
         offsets_entry=metadata.offsets_entry + "\n0" * (sources - 1),
         source_ids=tuple(range(sources)),
-        source_names=names or msgspec.UNSET,
+        source_names=names,
     )
     storage.delete([METADATA_NAME])
     storage.write(METADATA_NAME, [encode_metadata(metadata)])

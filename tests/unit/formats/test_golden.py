@@ -1,4 +1,4 @@
-"""Savepoints that earlier versions wrote are read by this one, on every backend."""
+"""Golden savepoints of each format are read, on every backend."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_there_are_golden_snapshots() -> None:
 def test_a_golden_snapshot_has_the_state_that_it_was_made_with(
     path: Path, backend: str, tmp_path: Path
 ) -> None:
-    """Scenario 42: savepoints of released versions."""
+    """Scenario 42: savepoints of each format."""
     savepoint = shutil.copytree(path / "savepoint", tmp_path / "savepoint")
     assert verify(str(savepoint)).kind == "savepoint"
     source = RestoreSource(str(savepoint))

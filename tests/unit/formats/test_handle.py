@@ -24,7 +24,6 @@ from pyspark_ckpt.formats.handle import (
     following,
     new_version,
     with_phases,
-    without_later_fields,
 )
 from pyspark_ckpt.formats.modes import (
     ListRedistribution,
@@ -95,9 +94,10 @@ def test_a_handle_has_the_phases_of_its_last_epochs_and_of_no_attempt_before(
 ) -> None:
     for epoch in (*range(50), 49):  # the last one is repeated
         handle = with_phases(handle, EpochPhases(epoch, 1, 2, 3, 4, 5, 6))
-    assert [each.epoch for each in handle.phases or ()] == list(range(50 - KEPT_PHASES, 50))
+    assert [each.epoch for each in handle.phases] == list(range(50 - KEPT_PHASES, 50))
     assert decode_handle(encode_handle(handle)) == handle
-    assert len(encode_handle(handle)) - len(encode_handle(without_later_fields(handle))) < 400
+    without = msgspec.structs.replace(handle, phases=())
+    assert len(encode_handle(handle)) - len(encode_handle(without)) < 400
 
 
 def test_two_attempts_of_an_epoch_never_share_a_version() -> None:
@@ -209,4 +209,3 @@ def test_a_handle_knows_what_the_versions_before_it_need(handle: Handle) -> None
     assert made.kept_files() == {f"taskowned/{epoch}" for epoch in (3, 4, 5, 6, 7)}
     same = following(msgspec.structs.replace(made, epoch=9), made)
     assert same.kept_files() == {f"taskowned/{epoch}" for epoch in (4, 5, 6, 7)}
-    assert b"predecessors" not in encode_handle(handle), "older files stay readable"

@@ -16,9 +16,13 @@ FOREIGN = [
     "", "chk-", "chk-x", "chk--1", "chk-1x", "xchk-1", "chk-1/", "chk-1.tmp", "chk-1\n", "CHK-1",
     "_metadata", "notes.txt", "segment-1-2-0123456789abcdef", "segment-1-0123456789abcdef.chg",
     "base-1-2-0123456789abcdeF.chg", "base-1-2-0123456789abcde.chg",
-    "xbase-1-2-0123456789abcdef.chg",
+    "xbase-1-2-0123456789abcdef.chg", "segment-1-2-0123456789abcdef.chg",
     "segment-1-2-0123456789abcdef.chg\n", "segment--1-2-0123456789abcdef.chg", "source-0-1.log",
-    "segment-1-2-0123456789abcdef-01234567.part", "base-0123456789aB-1-2-0123456789abcdef.chg",
+    "segment-0123456789ab-1-2-0123456789abcdef.chg\n",
+    "segment-0123456789ab--1-2-0123456789abcdef.chg",
+    "segment-0123456789ab-1-2-0123456789abcdef-01234567.part",
+    "xbase-0123456789ab-1-2-0123456789abcdef.chg", "base-1-2-0123456789abcdef-01234567.part",
+    "base-0123456789aB-1-2-0123456789abcdef.chg",
     "base-0123456789a-1-2-0123456789abcdef.chg", "base-0123456789ab-1-0123456789abcdef.chg",
 ]  # fmt: skip
 
@@ -73,16 +77,6 @@ def test_names_of_base_snapshot_files_have_their_snapshot_too(
         parts = (layout.operator_mark(uid), subtask, epoch, snapshot_id)
         assert layout.state_file(name) == parts
         assert not layout.is_source_log(name)
-
-
-@given(_numbers, _epochs)
-def test_names_of_version_0_1_0_are_read_and_have_no_operator(subtask: int, epoch: int) -> None:
-    token = "0123456789abcdef"
-    for name in (f"segment-{subtask}-{epoch}-{token}.chg", f"base-{subtask}-{epoch}-{token}.chg"):
-        assert layout.state_file(name) == (None, subtask, epoch, None)
-    part = f"base-{subtask}-{epoch}-{token}-01234567.part"
-    assert layout.state_file(part) == (None, subtask, epoch, token)
-    assert layout.state_file(f".{part}.0a1b2c3d.tmp") == (None, subtask, epoch, token)
 
 
 def test_operators_have_marks_of_their_own() -> None:

@@ -50,7 +50,6 @@ from pyspark_ckpt.formats.metadata_file import (
 from pyspark_ckpt.formats.modes import CheckpointKind, TtlTime, TtlUpdate, TtlVisibility
 from pyspark_ckpt.storage.base import FileReference
 from pyspark_ckpt.storage.open import LocalStorage, Storage
-from tests.golden.earlier_version import run_earlier
 
 TTL = TtlDescriptor(
     1, TtlTime.EVENT_TIME, TtlUpdate.ON_READ_AND_WRITE, TtlVisibility.NEVER_RETURN_EXPIRED
@@ -134,7 +133,7 @@ _UDT = '{"fields":[{"name":"k","type":{"type":"udt","pyClass":"a.B"}}],"type":"s
             )
         )(metadata),  # two operators with one id
         _of_metadata(
-            stored_spark_operators=(SparkOperatorMetadata(0, "dedupe", ()),)
+            spark_operators=(SparkOperatorMetadata(0, "dedupe", ()),)
         ),  # the id of our operator
         lambda metadata: _of_metadata(source_logs=metadata.source_logs * 2)(metadata),
         _of_metadata(source_logs=(SourceLog(0, "../0", LOG),)),
@@ -157,41 +156,36 @@ def test_what_no_reader_accepts_is_not_written(
         encode_metadata(changed)
 
 
-@pytest.mark.further
-def test_version_0_1_0_reads_all_that_a_handle_can_hold(
-    metadata: CheckpointMetadata, tmp_path: Path
+def test_a_handle_is_stored_without_what_is_of_the_run_alone(
+    metadata: CheckpointMetadata,
 ) -> None:
-    """Scenario 42: after a downgrade, the code of 0.1.0 reads a checkpoint of this version."""
+    """All else that a handle can hold is decoded as it was."""
     count = StateCount(name="s", keys=1, entries=1, size_bytes=1)
     counts = StateCounts(
         epoch=6, counted_at_ms=1, took_us=1, groups=1, of_groups=1, timers=0, states=(count,)
     )
     (operator,) = metadata.operators
-    handles = tuple(
+    stored = tuple(
         msgspec.structs.replace(
             handle,
-            metrics=EpochMetrics(rows=1, lost_attributes=("seen",)),
+            metrics=EpochMetrics(rows=1, lost_attributes=("seen",), backend={"x": 1}),
             counts=counts,
-            slow_keys=SlowKeys(9, (SlowKey("a", 7),)),
-            phases=(EpochPhases(6, 1, 2, 3, 4, 5, 6),),
             predecessors=(Predecessor(5, ("shared/base",), "0" * 16),),
             pending=PendingSnapshot("0" * 16, "6-b", 6, 1, "run"),
             states=(StateDescriptor("s", "value", "{}", ttl=TTL),),
         )
         for handle in operator.handles
     )
-    full = msgspec.structs.replace(
-        metadata, operators=(msgspec.structs.replace(operator, handles=handles),)
+    full = tuple(
+        msgspec.structs.replace(
+            handle,
+            slow_keys=SlowKeys(9, (SlowKey("a", 7),)),
+            phases=(EpochPhases(6, 1, 2, 3, 4, 5, 6),),
+        )
+        for handle in stored
     )
-    (tmp_path / "_metadata").write_bytes(encode_metadata(full))
-    program = (
-        "from pathlib import Path\n"
-        "from pyspark_ckpt.on_disk.metadata_file import decode_metadata\n"
-        "metadata = decode_metadata(Path('_metadata').read_bytes(), 'm')\n"
-        "print(*(handle.subtask for handle in metadata.handles()))\n"
-    )
-    read = run_earlier(tmp_path, ["-c", program]).split()
-    assert read == [str(handle.subtask) for handle in handles]
+    decoded = decode_metadata(encode_metadata(_of_operator(handles=full)(metadata)), "m")
+    assert decoded == _of_operator(handles=stored)(metadata)
 
 
 def test_files_are_all_that_handles_and_source_logs_need(metadata: CheckpointMetadata) -> None:
@@ -361,15 +355,10 @@ def test_a_file_beyond_all_bounds_is_refused_unread(
         read_metadata(storage, "chk-7")
 
 
-def test_format_2_is_for_spark_operators_only(metadata: CheckpointMetadata) -> None:
-    """What has none can be read by a library that knows format 1, byte for byte."""
-    assert encode_metadata(metadata)[8:12] == (1).to_bytes(4, "big")
-    assert b"native" not in encode_metadata(metadata)
-    native = SparkOperatorMetadata(1, "dedupe", (SparkOperatorFile("0/1.delta", BASE),))
-    mixed = msgspec.structs.replace(metadata, stored_spark_operators=(native,))
-    encoded = encode_metadata(mixed)
-    assert encoded[8:12] == (2).to_bytes(4, "big")
-    assert decode_metadata(encoded, "name").spark_operators == (native,)
+def test_the_state_of_sparks_operators_is_stored_too(metadata: CheckpointMetadata) -> None:
+    dedupe = SparkOperatorMetadata(1, "dedupe", (SparkOperatorFile("0/1.delta", BASE),))
+    mixed = msgspec.structs.replace(metadata, spark_operators=(dedupe,))
+    assert decode_metadata(encode_metadata(mixed), "name").spark_operators == (dedupe,)
     assert mixed.size_bytes == metadata.size_bytes  # the same file
     assert len(mixed.files()) == len(metadata.files()) + 1
 

@@ -56,7 +56,7 @@ def test_phases_are_those_of_the_slowest_subtask_of_each_epoch(handle: Handle) -
     first = (EpochPhases(4, 30, 1, 1, 1, 1, 1), EpochPhases(5, 40, 1, 2, 3, 4, 5))
     second = (EpochPhases(5, 90, 5, 4, 3, 2, 2), EpochPhases(6, 20, 1, 1, 1, 1, 1))
     handles = [msgspec.structs.replace(handle, phases=phases) for phases in (first, second)]
-    handles.append(msgspec.structs.replace(handle, phases=msgspec.UNSET))
+    handles.append(msgspec.structs.replace(handle, phases=()))
     assert slowest_phases(handles) == [first[0], EpochPhases(5, 40, 5, 4, 3, 2, 2), second[1]]
 
 

@@ -12,7 +12,7 @@ from pyspark_ckpt.history.places import LEVELS, find_checkpoints_directory, save
 from pyspark_ckpt.history.run_log import RunLog, RunStarted
 from pyspark_ckpt.storage.open import LocalStorage
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "0.1.0" / "heap-native" / "savepoint"
+GOLDEN = Path(__file__).parents[2] / "golden" / "1" / "heap-native" / "savepoint"
 
 
 def query(directory: Path) -> None:

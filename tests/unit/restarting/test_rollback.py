@@ -157,7 +157,7 @@ def test_an_untouched_rollback_is_not_finished_under_a_query_that_runs(
     take(epochs.runner(), epochs)
     old = Exchange(
         to="chk-1", kept="_before_rollback-1", staged="_rolling_back-1", outgoing=("offsets",),
-        incoming=("offsets",), is_claimed=True,
+        incoming=("offsets",),
     )  # fmt: skip
     location.write("_rolling_back-1/offsets/0", [b"x"])
     location.write(ROLLBACK_MARKER, [msgspec.json.encode(old)])

@@ -321,12 +321,12 @@ def test_names_of_sparks_state_files(
     """They become paths in a query's location: only names of state stores of one operator pass."""
     file = storage.write("shared/native", [b"x"])
     native = SparkOperatorMetadata(1, "dedupe", (SparkOperatorFile(NATIVE, file),))
-    whole = msgspec.structs.replace(snapshot, stored_spark_operators=(native,))
+    whole = msgspec.structs.replace(snapshot, spark_operators=(native,))
     made = write_savepoint(whole, storage, str(tmp_path / "sp"), SavepointFormat.NATIVE)
     assert RestoreSource(made.path).metadata.spark_operators == (native,)
 
     def change(fields: dict[str, Any]) -> None:
-        (operator,) = fields["native_operators"]
+        (operator,) = fields["spark_operators"]
         operator["operator_id"] = operator_id
         operator["files"][0]["name"] = name
 

@@ -281,7 +281,7 @@ def mixed(
     whole = msgspec.structs.replace(
         snapshot,
         operators=(msgspec.structs.replace(stored, key_schema=KEY, handles=()),),
-        stored_spark_operators=spark_operators,
+        spark_operators=spark_operators,
         offsets_entry=offsets,
     )
     return RestoreSource(

@@ -212,7 +212,7 @@ def test_state_of_sparks_own_operators_is_named_as_not_compared(tmp_path: Path) 
         both.epoch([lambda handle: {}] * 2, [lambda states, key: None] * 2)
         old, new = (RestoreSource(each.save("sp", canonical=True)) for each in both.both)
     dedupe = SparkOperatorMetadata(1, "dedupe", ())
-    old.metadata = msgspec.structs.replace(old.metadata, stored_spark_operators=(dedupe,))
+    old.metadata = msgspec.structs.replace(old.metadata, spark_operators=(dedupe,))
     notes: list[str] = []
     assert not list(differing_entries(old, new, Rules(), notes.append))
     assert notes == [

@@ -1,4 +1,4 @@
-"""The typed tables of what version 0.1.0 stored; the stored bytes are decoded apart from them."""
+"""The typed tables of golden savepoints; the stored bytes are decoded apart from them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 import pyspark_ckpt as ckpt
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "0.1.0"
+GOLDEN = Path(__file__).parents[2] / "golden" / "1"
 FORMATS = ["heap-canonical", "heap-native", "rocksdb-canonical", "rocksdb-native"]
 OFFSET = 1 << 63
 Stored = dict[str, list[tuple[bytes, bytes]]]

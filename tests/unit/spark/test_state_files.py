@@ -232,9 +232,7 @@ def test_copies_that_were_cleaned_take_no_memory(
         put_file(f"state/0/0/{number}.delta", b"content")
         kept = copies.keep(0, f"0/{number}.delta")
         operator = SparkOperatorMetadata(0, "stateStoreSave", (kept,))
-        taken = msgspec.structs.replace(
-            metadata(number, number, []), stored_spark_operators=(operator,)
-        )
+        taken = msgspec.structs.replace(metadata(number, number, []), spark_operators=(operator,))
         files.store.reserve(number)
         files.store.add(number, taken)
         files.remember(number, taken)

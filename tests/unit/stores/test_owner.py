@@ -71,7 +71,7 @@ def test_a_copy_does_not_own_the_directory(original: LocalStorage, directory: St
 def test_of_copies_without_an_identity_the_first_owns_it(
     original: LocalStorage, directory: Storage
 ) -> None:
-    """Version 0.1.0 left them so; the second does not even get an identity."""
+    """They were copied before a first start; the second does not even get an identity."""
     second = copy_of(original, "second")
     assert owns(original, directory)
     assert not owns(second, directory)

@@ -296,7 +296,6 @@ B, B_FULL = directory_facts("b"), directory_facts("b", has_content=True)
         (A, {"has_token": True}, False, "outside of it"),
         (INSIDE, {"has_token": True}, False, "outside of it"),
         (INSIDE, {"missing": ("x",)}, False, "lacks"),
-        (A, {"aside": "/kept/a"}, False, "move /kept/a to /a"),
         (INSIDE, {"recorded": INSIDE, "is_same": True}, True, ""),
         (INSIDE, {"recorded": INSIDE, "is_same": True, "missing": ("x",)}, False, "gone"),
         (A, {"recorded": A, "is_same": True}, False, "needs no file of them"),

@@ -94,14 +94,6 @@ def test_the_epoch_that_parks_the_first_key_releases_nothing_when_it_is_repeated
     assert keys(files.decide(5)) == {b"a"}
 
 
-def test_a_file_that_names_no_epoch_has_each_epoch_decide(tmp_path: Path) -> None:
-    storage = LocalStorage(tmp_path)
-    storage.write("releases/armed", [b"1"])
-    files = ReleaseFiles(storage)
-    files.request(release(b"a"))
-    assert keys(files.decide(0)) == {b"a"}
-
-
 def test_tasks_that_race_decide_the_same(files: ReleaseFiles) -> None:
     for epoch in range(20):
         with ThreadPoolExecutor(8) as pool:

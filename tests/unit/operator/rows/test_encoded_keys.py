@@ -1,4 +1,4 @@
-"""Keys that are encoded as columns have the bytes that are stored since the first version."""
+"""Keys that are encoded as columns have the bytes of format 1."""
 
 from __future__ import annotations
 

@@ -6,7 +6,6 @@ import os
 import threading
 from collections.abc import Callable
 
-import msgspec
 import pytest
 
 from pyspark_ckpt.formats.handle import SlowKey, SlowKeys
@@ -30,7 +29,7 @@ def pass_ms(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 def test_the_slowest_keys_come_first_and_older_epochs_count_less(
     pass_ms: Callable[[int], None],
 ) -> None:
-    found: SlowKeys | msgspec.UnsetType = msgspec.UNSET
+    found: SlowKeys | None = None
     for epoch in range(2):
         keys = iter([("a",), None, ("b", 2), ("a",)])
         times = KeyTimes(lambda keys=keys: next(keys))  # type: ignore[misc]
@@ -49,9 +48,7 @@ def test_a_null_and_its_text_are_two_keys(pass_ms: Callable[[int], None]) -> Non
     for took_ms in (20, 10):
         pass_ms(took_ms)
         times.sample()
-    assert times.after(msgspec.UNSET) == SlowKeys(
-        30, (SlowKey("None, a", 20), SlowKey("'None', a", 10))
-    )
+    assert times.after(None) == SlowKeys(30, (SlowKey("None, a", 20), SlowKey("'None', a", 10)))
 
 
 def test_the_keys_of_an_epoch_are_bounded(pass_ms: Callable[[int], None]) -> None:
@@ -59,7 +56,7 @@ def test_the_keys_of_an_epoch_are_bounded(pass_ms: Callable[[int], None]) -> Non
     for _ in range(900):
         pass_ms(50)
         times.sample()
-    found = times.after(msgspec.UNSET)
+    found = times.after(None)
     assert isinstance(found, SlowKeys)
     assert [len(each.key) for each in found.keys] == [100]
 
@@ -68,13 +65,13 @@ def test_the_keys_of_an_epoch_are_bounded(pass_ms: Callable[[int], None]) -> Non
     for _ in range(900):
         pass_ms(50)
         times.sample()
-    found = times.after(msgspec.UNSET)
+    found = times.after(None)
     assert isinstance(found, SlowKeys)
     assert (len(found.keys), found.sampled_ms) == (8, 50 * 500)
 
 
 def test_an_epoch_without_a_sample_leaves_nothing() -> None:
-    assert KeyTimes(lambda: None).after(msgspec.UNSET) is msgspec.UNSET
+    assert KeyTimes(lambda: None).after(None) is None
 
 
 class Waiting(KeyTimes):
@@ -95,7 +92,7 @@ def test_a_thread_samples_while_an_epoch_is_under_way(monkeypatch: pytest.Monkey
         times = Waiting()
         with sampled(times):
             assert times.was_sampled.wait(30)
-        assert times.after(msgspec.UNSET) is not msgspec.UNSET
+        assert times.after(None) is not None
     names = [each.name for each in threading.enumerate()]
     assert names.count("pyspark_ckpt key times") == 1
 

@@ -66,7 +66,7 @@ def test_states_of_one_epoch_go_on_for_ever(monkeypatch: pytest.MonkeyPatch, bac
 
 
 def test_a_query_whose_ids_are_used_up_goes_on(subtask_epochs: SubtaskEpochs) -> None:
-    """As an earlier version left it: each id but one has a deleted state that has entries."""
+    """Each id but one has a deleted state that has entries."""
     for name in ("live", "value", "list", "map"):
         handle = subtask_epochs.begin()
         make(handle, "value" if name == "live" else name, name).write(7)

@@ -196,8 +196,8 @@ def test_an_epoch_that_runs_again_has_the_same_processing_time(
     assert times == [times[0]] * 2
 
 
-def test_the_commit_that_an_older_version_left_is_not_of_this_drain(query: Query) -> None:
-    """Version 0.1.0 finishes a drain of this one, and knows nothing of the file."""
+def test_the_commit_that_a_slow_driver_left_is_not_of_this_drain(query: Query) -> None:
+    """It was fenced, and another driver has finished its drain."""
     query.last_epochs().drain(query.handles, 1, alone)
     left = {"epoch": 5, "commit": "v2\n{}"}
     query.storage.write(DRAINED_COMMIT, [json.dumps(left).encode()])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pyspark_ckpt.errors import CorruptFileError, RestoreError
-from pyspark_ckpt.formats.layout import CHECKPOINTS_DIRECTORY, SEEDING_MARKER
+from pyspark_ckpt.formats.layout import CHECKPOINTS_DIRECTORY, found_fresh_path, seeding_path
 from pyspark_ckpt.restore.location.start_location import StartLocation
 from pyspark_ckpt.storage.open import LocalStorage
 from tests.faults.epochs import OPERATORS, Epochs
@@ -88,7 +88,8 @@ def test_a_location_without_checkpoints_begins(location: LocalStorage) -> None:
 
 def test_a_location_that_is_half_seeded_is_not_refused_here(location: LocalStorage) -> None:
     remove(location, "offsets", "commits")
-    location.write(SEEDING_MARKER, [b"x"])
+    location.write(seeding_path(1), [b"begun\n"])
+    location.write(found_fresh_path(1), [b"x"])
     check(location)
 
 

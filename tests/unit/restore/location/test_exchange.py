@@ -103,8 +103,7 @@ def test_a_start_that_finds_a_restart_under_way_takes_it_over(kind: str, tmp_pat
 def test_a_slow_start_stops_once_another_one_has_taken_over(kind: str, tmp_path: Path) -> None:
     for at in range(1, MOST_STEPS):
         first, other, paused = paused_and_other(kind, tmp_path / str(at), at)
-        marker = msgspec.structs.replace(RESTART, is_claimed=True)
-        other.write(ROLLBACK_MARKER, [msgspec.json.encode(marker)])
+        other.write(ROLLBACK_MARKER, [msgspec.json.encode(RESTART)])
         other.write("_before_restart-1/_exchange-1", [b"a driver that was killed"])
 
         def finish(other: Storage = other) -> None:
@@ -181,24 +180,13 @@ def test_a_failed_step_leaves_an_exchange_that_can_be_finished_and_undone(
             assert begun_exchange(other) is None
 
 
-def test_a_marker_of_an_earlier_version_is_finished() -> None:
-    location = MemoryStorage(f"{secrets.token_hex(8)}/location")
-    fill(location)
-    names = '"outgoing":["commits","offsets","state"],"incoming":["commits","offsets","state"]'
-    marker = f'{{"to":"4","kept":"_before_restart-1","staged":"_restarting-1",{names},'
-    location.write(ROLLBACK_MARKER, [f'{marker}"rolled_back":[],"restarts":true}}'.encode()])
-    finish_restart(location)
-    assert content(location) == NEW
-
-
 def test_a_rollback_that_nobody_has_claimed_is_finished() -> None:
     location = MemoryStorage(f"{secrets.token_hex(8)}/location")
     fill(location, ROLLBACK.staged)
-    marker = msgspec.structs.replace(ROLLBACK, is_claimed=True)
-    location.write(ROLLBACK_MARKER, [msgspec.json.encode(marker)])
-    assert is_untouched(location, marker)
-    assert finish_exchange(location, marker)
-    assert not is_untouched(location, marker)
+    location.write(ROLLBACK_MARKER, [msgspec.json.encode(ROLLBACK)])
+    assert is_untouched(location, ROLLBACK)
+    assert finish_exchange(location, ROLLBACK)
+    assert not is_untouched(location, ROLLBACK)
     assert content(location) == NEW
 
 
@@ -209,11 +197,10 @@ def test_an_exchange_that_is_void_is_not_done(wanted: Exchange, was_void: bool) 
     """Other drivers may have run for days since its driver wrote the marker."""
     location = MemoryStorage(f"{secrets.token_hex(8)}/location")
     fill(location, wanted.staged)
-    marker = msgspec.structs.replace(wanted, is_claimed=True)
-    location.write(ROLLBACK_MARKER, [msgspec.json.encode(marker)])
+    location.write(ROLLBACK_MARKER, [msgspec.json.encode(wanted)])
     if was_void:  # and who made it void was killed before it deleted the marker
         location.write(f"{wanted.kept}/_exchange-1", [b"void\n"])
-    assert not finish_exchange(location, marker)
+    assert not finish_exchange(location, wanted)
     assert content(location) == OLD
     assert begun_exchange(location) is None
 

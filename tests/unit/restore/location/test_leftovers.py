@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pyspark_ckpt.formats.layout import IDENTITY_NAME, SEEDING_MARKER, SEEDINGS
+from pyspark_ckpt.formats.layout import IDENTITY_NAME, SEEDINGS
 from pyspark_ckpt.restore.location.exchange import live_shadows, remove_leftovers_of_restarts
 from pyspark_ckpt.restore.location.seedings import begin_seeding, is_half_seeded
 from pyspark_ckpt.restore.seeding import write_query_id
@@ -76,4 +76,4 @@ def test_a_restore_that_is_killed_while_it_clears_a_location_does_not_lock_it(
         check_owner(location, directory)
     assert is_half_seeded(location)
     begin_seeding(location).clear(None)
-    assert sorted(location.list()) == [IDENTITY_NAME, SEEDING_MARKER, SEEDINGS]
+    assert sorted(location.list()) == [IDENTITY_NAME, SEEDINGS]

@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 
 from pyspark_ckpt.errors import CorruptFileError, FencedError, RestoreError
-from pyspark_ckpt.formats.layout import SEEDING_MARKER, SEEDINGS, seeding_path
+from pyspark_ckpt.formats.layout import SEEDINGS, seeding_path
 from pyspark_ckpt.restore.location.seedings import (
     begin_seeding,
     is_half_seeded,
     settle_seedings,
-    take_over_unnumbered,
 )
 from pyspark_ckpt.restore.location.start_location import StartLocation
 from pyspark_ckpt.spark.log import SparkLog
@@ -278,26 +277,13 @@ def test_a_start_sees_a_restore_that_began_or_ended_meanwhile(tmp_path: Path) ->
     start.check_not_exchanged(restored)
 
 
-def test_what_version_0_1_0_left_half_filled_is_filled_anew(tmp_path: Path) -> None:
-    location = LocalStorage(tmp_path / "location")
-    location.write(SEEDING_MARKER, [b"this location is being filled before its query starts\n"])
-    location.write("metadata", [b'{"id":"q"}'])
-    location.write("offsets/3", [b"x"])
-    assert is_half_seeded(location)
-    query_id = fill(location, 7)
-    check_filled(location, query_id, 7)
-    assert not is_half_seeded(location)
-
-
 def test_a_start_relies_on_no_end_that_a_power_loss_may_take(tmp_path: Path) -> None:
     """A driver was killed after it had named the end, before the name was durable."""
     location = Noting(tmp_path / "location")
     fill(location, 3)
-    location.write(SEEDING_MARKER, [b"left by a driver that was killed before it removed it"])
     location.durable.clear()
     settle_seedings(location)
     assert location.durable == [SEEDINGS]
-    assert not location.exists(SEEDING_MARKER)
     assert not is_half_seeded(location)
 
 
@@ -339,22 +325,6 @@ def test_a_driver_that_was_overtaken_before_it_did_anything_is_fenced(tmp_path: 
             fenced += 1
         assert is_half_seeded(other) == (not other.exists(seeding_path(2)))
     assert fenced == 1
-
-
-def test_only_what_version_0_1_0_left_is_taken_over_without_a_restore(tmp_path: Path) -> None:
-    """It made initial states that way; what has a number is a restore, whose state would go."""
-    location = LocalStorage(tmp_path / "location")
-    assert take_over_unnumbered(location) is None
-    assert location.list() == []
-    location.write(SEEDING_MARKER, [b"this location is being filled before its query starts\n"])
-    seeding = take_over_unnumbered(location)
-    assert seeding is not None
-    seeding.end()
-    assert take_over_unnumbered(location) is None
-    restored = LocalStorage(tmp_path / "restored")
-    has_unfinished(restored)
-    assert take_over_unnumbered(restored) is None
-    assert is_half_seeded(restored)
 
 
 def test_a_changed_file_of_a_seeding_is_not_taken_for_its_end(tmp_path: Path) -> None:

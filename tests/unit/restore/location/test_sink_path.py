@@ -11,12 +11,7 @@ from pyspark_ckpt.restore.location.sink_path import Continued, Output, use_of
 HERE, ELSEWHERE = "/loc", "/other"
 
 
-def by(
-    query_id: str,
-    after: int | None = -1,
-    location: str | None = HERE,
-    path: str | None = "file:/out",
-) -> Writer:
+def by(query_id: str, after: int = -1, location: str = HERE, path: str = "file:/out") -> Writer:
     return Writer(query_id=query_id, after=after, location=location, path=path)
 
 
@@ -58,7 +53,7 @@ MOVED = (used("a", -1, "/out"), used("a", 3, "/out2"), used("a", 6, "/out"))
         (at(-1), FRESH, None),
         (at(-1), query("a", 5), None),
         (at(0), FRESH, "another query"),
-        (at(3), query("a", 3), None),  # of an earlier version, and so are the next two
+        (at(3), query("a", 3), None),  # the path could not be seen then, and so for the next two
         (at(4), query("a", 3, begun=4), None),
         (at(2), query("a", 3, used=(used("a", 2, None),)), None),
         (at(5), query("a", 3), "another query"),
@@ -74,7 +69,6 @@ MOVED = (used("a", -1, "/out"), used("a", 3, "/out2"), used("a", 6, "/out"))
         (at(3, by("x")), query("a", 9), "query x"),
         (at(-1, by("x", location=ELSEWHERE), other_location=ELSEWHERE), FRESH, ELSEWHERE),
         (at(-1, by("x", location=ELSEWHERE)), FRESH, None),  # it never began, and is gone
-        (at(-1, by("x", None, None)), FRESH, "query x"),  # of an earlier version
         # the query itself has
         (at(3, by("a")), query("a", 3), None),
         (at(4, by("a")), query("a", 3, begun=4), None),
@@ -88,7 +82,6 @@ MOVED = (used("a", -1, "/out"), used("a", 3, "/out2"), used("a", 6, "/out"))
         (at(1, by("a")), BACK, None),
         (at(1, by("a"), lacking=(2, 3)), BACK, "lacks epochs"),
         (at(3, by("a"), by("b", 1)), BACK, None),
-        (at(3, by("a", None, None)), BACK, None),  # of an earlier version: perhaps only a's
         (at(3, by("b", 1)), UNDONE, "made void"),
         (at(3, by("a"), by("b", 3)), UNDONE, None),  # b has written nothing there
         (at(4, by("a"), by("b", 3)), query("a", 9, rolled_back=(RolledBack("b", -1),)), "void"),
