@@ -56,7 +56,7 @@ def pages_with_programs() -> list[Any]:
     return [pytest.param(p, marks=pytest.mark.soak) if p.stem in long else p for p in pages]
 
 
-ABOUT = {"quarantine": "a key is parked, because"}
+ABOUT = {"quarantine": "a key is quarantined, because"}
 """The warnings that a page shows how to get."""
 
 

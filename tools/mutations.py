@@ -264,19 +264,19 @@ MUTATIONS = (
         _HOSTILE,
     ),
     Mutation(
-        "claim of an exchange",
-        "pyspark_ckpt/restore/location/exchange.py",
-        "        if self._location.exists(self._next) or begun_exchange(self._location) "
+        "claim of a swap",
+        "pyspark_ckpt/restore/location/swap.py",
+        "        if self._location.exists(self._next) or begun_swap(self._location) "
         "!= self._begun:",
         "        if False:",
-        "tests/unit/restore/location/test_exchange.py",
+        "tests/unit/restore/location/test_swap.py",
     ),
     Mutation(
         "new content that was deleted before it was moved in",
-        "pyspark_ckpt/restore/location/exchange.py",
+        "pyspark_ckpt/restore/location/swap.py",
         "    if missing:",
         "    if False:",
-        "tests/unit/restore/location/test_exchange.py",
+        "tests/unit/restore/location/test_swap.py",
     ),
     Mutation(
         "proof of a candidate before its promotion",
@@ -300,11 +300,11 @@ MUTATIONS = (
         f"{_OTHERS} -k stays_stopped",
     ),
     Mutation(
-        "timers of parked keys",
+        "timers of quarantined keys",
         "pyspark_ckpt/operator/state/timers.py",
-        "        return next(found, PARKED_TIMERS_MS)",
+        "        return next(found, QUARANTINED_TIMERS_MS)",
         "        return next(found, None)",
-        "tests/query/state/test_quarantine.py::test_timers_of_parked_keys_keep_their_clock",
+        "tests/query/state/test_quarantine.py::test_timers_of_quarantined_keys_keep_their_clock",
     ),
     Mutation(
         "marks of a combined state that another program wrote",
@@ -330,8 +330,8 @@ MUTATIONS = (
     Mutation(
         "a rollback during another one",
         "pyspark_ckpt/restarting/rollback.py",
-        "        exchange(location, wanted, check_still_ours)",
-        "        exchange(location, wanted)",
+        "        swap(location, wanted, check_still_ours)",
+        "        swap(location, wanted)",
         "tests/query/restoring/test_rollback.py -k overtaken",
     ),
     Mutation(

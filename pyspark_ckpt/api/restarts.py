@@ -44,8 +44,8 @@ from pyspark_ckpt.restarting.staging import (
     check_can_be_changed,
     put_back,
 )
-from pyspark_ckpt.restore.location.exchange import Exchange, finish_restart
 from pyspark_ckpt.restore.location.start_location import bound_parallelism
+from pyspark_ckpt.restore.location.swap import Swap, finish_restart
 from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.spark.own_session import in_another_thread
 from pyspark_ckpt.spark.program import Program
@@ -295,7 +295,7 @@ def _check_against_newest(coordinator: CheckpointCoordinator, start: QueryStart)
 
 def _changed(
     start: QueryStart, coordinator: CheckpointCoordinator, path: str, metadata: CheckpointMetadata
-) -> Exchange | None:
+) -> Swap | None:
     """Give the location what the new operators need; ``None`` if it has that."""
     plan = start.plan_from(path, metadata)
     check_can_be_changed(plan)
@@ -307,10 +307,10 @@ def _changed(
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """What a restart has done to the location; `exchanged` is ``None`` if it does not know."""
+    """What a restart has done to the location; `swapped` is ``None`` if it does not know."""
 
     epoch: int
-    exchanged: Exchange | None
+    swapped: Swap | None
 
 
 def _take_back(storage: Storage, change: _Change, coordinator: CheckpointCoordinator) -> None:
@@ -319,16 +319,16 @@ def _take_back(storage: Storage, change: _Change, coordinator: CheckpointCoordin
     It raises ``RestoreError`` if the new run has begun an epoch, because the output of that epoch
     may be written.
     """
-    # An exchange that failed in its midst is finished first, whichever step of it was done.
-    exchanged = change.exchanged or finish_restart(storage)
-    if exchanged is None:
+    # A swap that failed in its midst is finished first, whichever step of it was done.
+    swapped = change.swapped or finish_restart(storage)
+    if swapped is None:
         return
     begun = SparkLog(storage).begun_epoch()
     if begun != change.epoch:
         raise RestoreError(
             f"{storage.url}: epoch {begun} was begun after the restart, so its state stays"
         )
-    put_back(storage, exchanged, coordinator.check_not_fenced)
+    put_back(storage, swapped, coordinator.check_not_fenced)
 
 
 def _last_epoch_ended_at_ms(query: CheckpointedQuery) -> int | None:

@@ -30,7 +30,7 @@ from pyspark_ckpt.operator.table.catalog import struct_type
 from pyspark_ckpt.query.coordinator import CheckpointCoordinator
 from pyspark_ckpt.query.query import CheckpointedQuery
 from pyspark_ckpt.query.start import QueryStart
-from pyspark_ckpt.restore.location.exchange import live_shadows
+from pyspark_ckpt.restore.location.swap import live_shadows
 from pyspark_ckpt.restore.source import RestoreSource
 from pyspark_ckpt.savepoint.dispose import dispose_savepoint
 from pyspark_ckpt.sessions.kind import is_connect

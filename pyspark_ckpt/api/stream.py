@@ -202,8 +202,8 @@ class KeyedStream:
             How stored states become the states that the processor asks for, by the new state's
             name. Required only if the library cannot convert values to the new schema by itself.
         onError : str
-            ``fail``, or ``quarantine``: a key for which the processor raises is parked. Its rows
-            are kept until ``query.release``, and all other keys continue.
+            ``fail``, or ``quarantine``: a key for which the processor raises is quarantined. Its
+            rows are kept until ``query.release``, and all other keys continue.
 
         Returns
         -------
@@ -278,8 +278,8 @@ class KeyedStream:
             How stored states become the states that the processor asks for, by the new state's
             name. Required only if the library cannot convert values to the new schema by itself.
         onError : str
-            ``fail``, or ``quarantine``: a key for which the processor raises is parked. Its rows
-            are kept until ``query.release``, and all other keys continue.
+            ``fail``, or ``quarantine``: a key for which the processor raises is quarantined. Its
+            rows are kept until ``query.release``, and all other keys continue.
 
         Returns
         -------
@@ -358,7 +358,7 @@ class KeyedStream:
             How stored states become the states that the processor asks for, by the new state's
             name. Required only if the library cannot convert values to the new schema by itself.
         onError : str
-            ``fail``; a call for many keys cannot park one of them.
+            ``fail``; a call for many keys cannot quarantine one of them.
 
         Returns
         -------
@@ -444,7 +444,7 @@ class KeyedStream:
             How stored states become the states that the processor asks for, by the new state's
             name. Required only if the library cannot convert values to the new schema by itself.
         onError : str
-            ``fail``; a call for many keys cannot park one of them.
+            ``fail``; a call for many keys cannot quarantine one of them.
 
         Returns
         -------

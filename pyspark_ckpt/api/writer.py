@@ -21,8 +21,8 @@ from pyspark_ckpt.query.query import CheckpointedQuery
 from pyspark_ckpt.query.start import QueryStart, StartOfSpark, restore_request
 from pyspark_ckpt.restarting.rules import RescaleRules
 from pyspark_ckpt.restarting.turn import turn_of
-from pyspark_ckpt.restore.location.exchange import finish_restart
 from pyspark_ckpt.restore.location.start_location import StartLocation
+from pyspark_ckpt.restore.location.swap import finish_restart
 from pyspark_ckpt.restore.plan import RestoreMigrations, RestorePlan, plan_of_request
 from pyspark_ckpt.sessions import connect
 from pyspark_ckpt.sessions.connect_plan import give_output_mode

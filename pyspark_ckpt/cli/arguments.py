@@ -144,7 +144,7 @@ def _add_release(commands: argparse._SubParsersAction[argparse.ArgumentParser]) 
     command = _command(
         commands,
         "release",
-        "have the next epoch give the rows of parked keys to the processor",
+        "have the next epoch give the rows of quarantined keys to the processor",
         "pyspark-ckpt release /data/flights/checkpoint\n"
         "pyspark-ckpt release /data/flights/checkpoint --operator turnarounds --key N10156",
     )

@@ -18,7 +18,7 @@ from pyspark_ckpt.formats.modes import SavepointFormat
 from pyspark_ckpt.formats.requests import Action, Answer, Claimant, Request, RequestFiles
 from pyspark_ckpt.history.places import find_checkpoints_directory
 from pyspark_ckpt.operator.descriptor import OnError, OperatorDescriptor
-from pyspark_ckpt.operator.quarantine.parked_keys import KEYS_STATE
+from pyspark_ckpt.operator.quarantine.quarantined_keys import KEYS_STATE
 from pyspark_ckpt.operator.quarantine.releases import request_release
 from pyspark_ckpt.restore.source import RestoreSource
 from pyspark_ckpt.snapshot.snapshot import open_state
@@ -120,7 +120,7 @@ def _requester() -> str:
 
 
 def release(arguments: Namespace) -> Result:
-    """Request that the next epoch releases parked keys, of a running query or its next run."""
+    """Request that the next epoch releases quarantined keys, of a running query or its next run."""
     storage = find_checkpoints_directory(arguments.location)
     keys: list[tuple[Any, ...]] | None = None
     note = None
@@ -132,7 +132,7 @@ def release(arguments: Namespace) -> Result:
             if uid not in snapshot.operators:
                 raise
             raise ConfigurationError(
-                f"operator {uid!r} had no parked key in epoch {snapshot.epoch}, the newest "
+                f"operator {uid!r} had no quarantined key in epoch {snapshot.epoch}, the newest "
                 "checkpoint: is it built with onError='quarantine'? If it is, wait for the next "
                 "checkpoint, or look at lastOperatorProgress"
             ) from exc
@@ -140,8 +140,9 @@ def release(arguments: Namespace) -> Result:
             keys = [key_of(view, arguments.key)]
             if view.get(*keys[0]) is None:
                 note = (
-                    f"the key was not parked in epoch {snapshot.epoch}, the newest checkpoint: it "
-                    "is passed over, unless it is parked when the request is carried out"
+                    f"the key was not quarantined in epoch {snapshot.epoch}, the newest "
+                    "checkpoint: it is passed over, unless it is quarantined when the request is "
+                    "carried out"
                 )
         path = snapshot.path
     operators = RestoreSource(path).metadata.operators
@@ -165,5 +166,5 @@ def requested(request_id: str, uid: str, keys: list[tuple[Any, ...]] | None) -> 
     return {
         "request": request_id,
         "operator": uid,
-        "keys": "all parked keys" if keys is None else plain(keys),
+        "keys": "all quarantined keys" if keys is None else plain(keys),
     }

@@ -36,7 +36,7 @@ from pyspark_ckpt.formats.handle import Handle, StateDescriptor
 from pyspark_ckpt.formats.metadata import OperatorMetadata
 from pyspark_ckpt.formats.modes import TimeMode
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor, schema_fingerprint
-from pyspark_ckpt.operator.quarantine.parked_keys import KEYS_STATE
+from pyspark_ckpt.operator.quarantine.quarantined_keys import KEYS_STATE
 from pyspark_ckpt.operator.rescale.tasks import newest_of
 from pyspark_ckpt.operator.rescale.unify import UnifiedStates
 from pyspark_ckpt.operator.rows.key_columns import check_key
@@ -222,7 +222,7 @@ class OperatorEdit:
         """Give all that belongs to keys the keys that a function makes of theirs."""
         for each in key_schema.fields:
             check_key(each)
-        self._check_none_parked(spark)
+        self._check_none_quarantined(spark)
         keyed = [
             state_id
             for state_id, state in enumerate(self.states)
@@ -243,15 +243,15 @@ class OperatorEdit:
         if self.operator.time_mode is not TimeMode.NONE:
             self.timers = self._rekeyed(timers, timer_columns(key_schema), width, function)
 
-    def _check_none_parked(self, spark: SparkSession) -> None:
-        """Refuse parked keys: their kept rows have the old key, under which they would be given."""
+    def _check_none_quarantined(self, spark: SparkSession) -> None:
+        """Refuse quarantined keys: their rows have the old key, under which they would be given."""
         if all(state.kind == FREE or state.name != KEYS_STATE for state in self.states):
             return
-        parked = self.table(spark, KEYS_STATE).limit(1)
-        if collected(parked, f"looking for parked keys of operator {self.operator.uid}"):
+        quarantined = self.table(spark, KEYS_STATE).limit(1)
+        if collected(quarantined, f"looking for quarantined keys of operator {self.operator.uid}"):
             raise PlanError(
-                f"{self.where}: keys are parked, whose rows cannot get other keys: release them "
-                "with query.release first, or erase them"
+                f"{self.where}: keys are quarantined, whose rows cannot get other keys: release "
+                "them with query.release first, or erase them"
             )
 
     def _rekeyed(

@@ -28,10 +28,10 @@ from pyspark_ckpt.storage.base import CoordinatorStorage, FileReference, WorkerS
 HANDLE_FORMAT_VERSION = 1
 
 
-PARKED_TIMERS_MS = 253_402_300_123_457
+QUARANTINED_TIMERS_MS = 253_402_300_123_457
 
 
-"""`timeout_ms` of a subtask whose timers are all of parked keys, so that none fires: in the year
+"""`timeout_ms` of a subtask whose timers are all of quarantined keys, so none fires: in the year
 9999. Without it, nobody would know that it has timers."""
 
 
@@ -174,8 +174,9 @@ class EpochMetrics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     requests to a server's storage up to the end of the barrier. `pandas_hand_overs` is 1 if Spark's
     worker handed the rows over in pandas frames rather than in Arrow. `backend` has the backend's
     own figures at the end of the epoch, except zeros; it is empty unless metrics are reported.
-    `parked_keys` is the number of parked keys at the end of the epoch, `parked_rows` the number of
-    their rows. Fields with their default are not encoded, because most are 0 in most epochs.
+    `quarantined_keys` is the number of quarantined keys at the end of the epoch, `quarantined_rows`
+    the number of their rows. Fields with their default are not encoded, because most are 0 in most
+    epochs.
     """
 
     rows: int = 0
@@ -193,8 +194,8 @@ class EpochMetrics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     requests: int = 0
     pandas_hand_overs: int = 0
     backend: dict[str, int] = {}
-    parked_keys: int = 0
-    parked_rows: int = 0
+    quarantined_keys: int = 0
+    quarantined_rows: int = 0
 
 
 class EpochPhases(msgspec.Struct, frozen=True, array_like=True):

@@ -17,11 +17,11 @@
       chk-<id>/_metadata                                    makes the checkpoint complete
       history/<id>-<time>-<random>.json                     savepoints, and aborted attempts
       requests/<request>.<what>.json                        requests of other processes, and answers
-      releases/<request, or epoch>.json                     which parked keys an epoch releases
+      releases/<request, or epoch>.json                     which quarantined keys an epoch releases
       captures/<time>-<random>.request.json                 which epochs are captured
       captures/epoch-<operator>-<subtask>-<epoch>-<random>.capture    what a subtask saw
       captures/failure-<operator>-<subtask>-<epoch>-<digest>.capture  what a failing task saw
-      captures/parked-<operator>-<subtask>-<digest>.capture           what parked a key
+      captures/quarantined-<operator>-<subtask>-<digest>.capture           what quarantined a key
     <savepoints directory>/savepoint-<query>-<random>/
       _metadata, shared/, taskowned/                        native: copies of all files it needs
       shared/canonical-<subtask>-<epoch>-<token>-<random>.parquet  canonical: a subtask's state
@@ -67,7 +67,7 @@ SEEDINGS = "_seedings"
 """In a checkpointLocation: a number for the begin of each restore, and one for its end."""
 
 ROLLBACK_MARKER = "_rollback"
-"""Present while a rollback exchanges the content of a checkpointLocation."""
+"""Present while a rollback swaps the content of a checkpointLocation."""
 
 KEPT_BY_ROLLBACK = "_before_rollback-"
 """The directory of what a rollback moved out begins with this, in the checkpointLocation."""
@@ -364,10 +364,10 @@ def failure_path(uid: str, subtask: int, epoch: int, key: bytes) -> str:
     return f"{CAPTURES}/failure-{_writer(uid, subtask, epoch)}-{digest}.capture"
 
 
-def parked_failure_path(uid: str, subtask: int, error: bytes) -> str:
-    """Return the path for what a call saw that parked its key: one for each kind of error."""
+def quarantined_failure_path(uid: str, subtask: int, error: bytes) -> str:
+    """Return the path for what a call saw that quarantined its key: one for each kind of error."""
     digest = hashlib.sha256(error).hexdigest()[:16]
-    return f"{CAPTURES}/parked-{operator_mark(uid)}-{subtask}-{digest}.capture"
+    return f"{CAPTURES}/quarantined-{operator_mark(uid)}-{subtask}-{digest}.capture"
 
 
 class CaptureName(NamedTuple):

@@ -41,7 +41,7 @@ _NUMBERS = (
 _NOTES_READ = 120
 
 
-"""Notes of a run that say how many keys were parked: of the last hour, one request each."""
+"""Notes of a run that say how many keys were quarantined: of the last hour, one request each."""
 
 
 def history(path: str) -> History:
@@ -63,10 +63,11 @@ def history(path: str) -> History:
         triggered_at (UTC), duration_ms, size_bytes, new_bytes (not in the retained checkpoint
         before it), files, phases_ms (of gathering: handles, sources, verification), path, reason,
         and of restarts in place (kind ``restart``) parallelism_before, parallelism and pause_ms.
-        parked_keys and parked_rows are of checkpoints of the last hour, once the run has recorded
-        them (within half a minute), if a key was ever parked. :func:`subtask_history` has each
-        subtask's part. Checkpoints that retention has removed are left out, and with a warning in
-        the log those that may not be read. Savepoints and failures are included, up to a thousand.
+        quarantined_keys and quarantined_rows are of checkpoints of the last hour, once the run has
+        recorded them (within half a minute), if a key was ever quarantined. :func:`subtask_history`
+        has each subtask's part. Checkpoints that retention has removed are left out, and with a
+        warning in the log those that may not be read. Savepoints and failures are included, up to a
+        thousand.
 
     Raises
     ------
@@ -90,18 +91,18 @@ def history(path: str) -> History:
     storage = find_checkpoints_directory(path)
     with closing(find_store(storage)) as store:
         entries = [*entries_of(store), *_log_entries(storage)]
-        parks = _parks(store)
+        quarantines = _quarantines(store)
     frame = as_frame(sorted(entries, key=HistoryEntry.order))
-    parked = _parked_by_checkpoint(storage) if parks else {}
+    quarantined = _quarantined_by_checkpoint(storage) if quarantines else {}
     numbers = frame["checkpoint_id"].where(frame["kind"] == EntryKind.CHECKPOINT.value)
-    for place, name in enumerate(("parked_keys", "parked_rows")):
-        counts = {number: each[place] for number, each in parked.items()}
+    for place, name in enumerate(("quarantined_keys", "quarantined_rows")):
+        counts = {number: each[place] for number, each in quarantined.items()}
         frame[name] = numbers.map(counts).astype("Int64")
     return History(frame)
 
 
-def _parks(store: CompletedCheckpointStore) -> bool:
-    """Return whether an operator has ever parked a key, by the newest checkpoint."""
+def _quarantines(store: CompletedCheckpointStore) -> bool:
+    """Return whether an operator has ever quarantined a key, by the newest checkpoint."""
     for number in reversed(_ids(store)):
         metadata = _read(store, number)
         if isinstance(metadata, CheckpointMetadata):
@@ -113,12 +114,12 @@ def _parks(store: CompletedCheckpointStore) -> bool:
     return False
 
 
-def _parked_by_checkpoint(storage: Storage) -> dict[int, tuple[int, int]]:
-    """Return the parked keys and rows of each recorded checkpoint."""
+def _quarantined_by_checkpoint(storage: Storage) -> dict[int, tuple[int, int]]:
+    """Return the quarantined keys and rows of each recorded checkpoint."""
     return {
         each.checkpoint_id: (
-            sum(operator.parked_keys for operator in each.operators),
-            sum(operator.parked_rows for operator in each.operators),
+            sum(operator.quarantined_keys for operator in each.operators),
+            sum(operator.quarantined_rows for operator in each.operators),
         )
         for note in RecordedRuns(storage).notes(_NOTES_READ)
         for each in note.checkpoints

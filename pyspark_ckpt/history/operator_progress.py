@@ -50,8 +50,8 @@ def operator_progress(
             for name, field in _PHASES.items()
         },
         "numRequests": sum(each.requests for each in metrics),
-        "numParkedKeys": _sum_over_subtasks(handles, "parked_keys"),
-        "numParkedRows": _sum_over_subtasks(handles, "parked_rows"),
+        "numQuarantinedKeys": _sum_over_subtasks(handles, "quarantined_keys"),
+        "numQuarantinedRows": _sum_over_subtasks(handles, "quarantined_rows"),
         "numPandasHandOvers": sum(each.pandas_hand_overs for each in metrics),
         **_extrapolated_sizes([handle.counts for handle in handles]),
         "subtasks": [

@@ -209,8 +209,8 @@ class OperatorRecord(msgspec.Struct, frozen=True, kw_only=True):
     expired: int = 0
     timers_fired: int = 0
     rebuilds: int = 0
-    parked_keys: int = 0
-    parked_rows: int = 0
+    quarantined_keys: int = 0
+    quarantined_rows: int = 0
     open_ms: int = 0
     process_ms: int = 0
     barrier_ms: int = 0

@@ -221,7 +221,7 @@ class LiveState:
                     states.check_session()  # without one, errors of Spark have no reason
                     raise
             else:
-                # A restart in place exchanges files, and the read may have seen some of the others.
+                # A restart in place swaps files, and the read may have seen some of the others.
                 following = self._following(states)
                 if following is states:
                     return found

@@ -187,8 +187,8 @@ _OPERATORS = (
     _gauge("operator_timers_fired", "Timers that fired", _OPERATOR),
     _gauge("operator_expired_entries", "Entries whose time to live was over", _OPERATOR),
     _gauge("operator_rebuilds", "Local copies that were rebuilt from stored files", _OPERATOR),
-    _gauge("operator_parked_keys", "Keys whose processor raised, until released", _OPERATOR),
-    _gauge("operator_parked_rows", "Rows that are kept of parked keys", _OPERATOR),
+    _gauge("operator_quarantined_keys", "Keys whose processor raised, until released", _OPERATOR),
+    _gauge("operator_quarantined_rows", "Rows that are kept of quarantined keys", _OPERATOR),
     _gauge("operator_requests", "Requests of the tasks to the storage; 0 on a disk", _OPERATOR),
     _gauge("operator_open_duration", "Time to open the state", _OPERATOR, Unit.SECONDS),
     _gauge(

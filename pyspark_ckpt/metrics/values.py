@@ -235,9 +235,9 @@ _PHASES: Mapping[str, Callable[[EpochPhases], float]] = {
     "operator_write_duration": lambda each: each.write_ms / 1000,
 }
 
-_PARKED: Mapping[str, Callable[[EpochMetrics], float]] = {
-    "operator_parked_keys": lambda each: each.parked_keys,
-    "operator_parked_rows": lambda each: each.parked_rows,
+_QUARANTINED: Mapping[str, Callable[[EpochMetrics], float]] = {
+    "operator_quarantined_keys": lambda each: each.quarantined_keys,
+    "operator_quarantined_rows": lambda each: each.quarantined_rows,
 }
 """What stays from the last epoch in which Spark called a subtask."""
 
@@ -265,8 +265,8 @@ def _of_subtasks(
     ]
     for name, value in _OF_THE_EPOCH.items():
         yield from over(name, list(map(value, done)))
-    for name, parked in _PARKED.items():
-        yield from over(name, [0 if h.metrics is None else parked(h.metrics) for h in handles])
+    for name, quarantined in _QUARANTINED.items():
+        yield from over(name, [0 if h.metrics is None else quarantined(h.metrics) for h in handles])
     phases = [_phases_in(metadata.epoch, handle) for handle in handles]
     for name, seconds in _PHASES.items():
         yield from over(name, [0 if each is None else seconds(each) for each in phases])

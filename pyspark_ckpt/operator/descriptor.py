@@ -50,7 +50,7 @@ class OnError(str, Enum):
 
 
 class QuarantineLimits(msgspec.Struct, frozen=True):
-    """How much of parked keys is kept: keys of a subtask, rows and bytes of a key."""
+    """How much of quarantined keys is kept: keys of a subtask, rows and bytes of a key."""
 
     keys: int = 1_000
     rows_per_key: int = 10_000
@@ -69,7 +69,7 @@ class Captures(msgspec.Struct, frozen=True, kw_only=True):
     """What is captured in a run of a query, which began at `run_started_ms`.
 
     With `on_failure`, a task whose processor raises writes what it saw of the failing key, also if
-    it parks the key. Of a subtask's epoch at most `limit_bytes` are kept.
+    it quarantines the key. Of a subtask's epoch at most `limit_bytes` are kept.
     """
 
     orders: tuple[CaptureOrder, ...] = ()

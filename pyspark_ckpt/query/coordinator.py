@@ -70,7 +70,7 @@ from pyspark_ckpt.query.stopping.failure import (
     session_ended,
 )
 from pyspark_ckpt.query.stopping.stops import Run, RunStops
-from pyspark_ckpt.restore.location.exchange import remove_leftovers_of_restarts
+from pyspark_ckpt.restore.location.swap import remove_leftovers_of_restarts
 from pyspark_ckpt.savepoint.taker import SavepointTaker, nothing_committed
 from pyspark_ckpt.sessions.kind import is_connect
 from pyspark_ckpt.settings import Retention, Settings
@@ -352,7 +352,7 @@ class CheckpointCoordinator:
         raise nothing_committed(self._files.query_id)
 
     def release(self, uid: str, keys: Iterable[Any] | None) -> str:
-        """Request that the next epoch releases parked keys; as :func:`request_release`."""
+        """Request that the next epoch releases quarantined keys; as :func:`request_release`."""
         files = self._files
         return request_release(files.storage, files.operators.descriptors, uid, keys)
 

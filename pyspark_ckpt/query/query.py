@@ -351,12 +351,12 @@ class CheckpointedQuery(StreamingQuery):
         return self._asked(lambda coordinator: coordinator.trigger_savepoint(target, kind))
 
     def release(self, uid: str, keys: Iterable[Any] | None = None) -> str:
-        """Release parked keys: an epoch gives their rows to the processor.
+        """Release quarantined keys: an epoch gives their rows to the processor.
 
         The next epoch that begins does it, in this run or after a restart with the mended program.
         Spark begins an epoch when there is input. The processor gets the rows of a key in a call
         for each epoch that they came in, before the key's new rows. If it raises again, the key
-        stays parked. A key that is not parked is passed over.
+        stays quarantined. A key that is not quarantined is passed over.
 
         Parameters
         ----------
@@ -364,7 +364,7 @@ class CheckpointedQuery(StreamingQuery):
             The operator, which was built with ``onError="quarantine"``.
         keys : iterable, optional
             Values of a single key column, or tuples of one value per key column; by default all
-            parked keys of the operator.
+            quarantined keys of the operator.
 
         Returns
         -------

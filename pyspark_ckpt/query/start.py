@@ -213,7 +213,7 @@ class QueryStart:
         report_parallelism(self._spark, location.operators.descriptors[0].parallelism)
         location.check_states(self._spark, self._sources)
         location.claim_directory()
-        location.check_not_exchanged()
+        location.check_not_swapped()
         location.clear_interrupted_offsets()
         location.clear_orphaned_checksums()
         if drain_was_cut:
@@ -222,7 +222,7 @@ class QueryStart:
                 self._last_epochs.finish_interrupted(driver.check)
         location.note_content()
         self._fill_location()
-        self._release_parked_keys()
+        self._release_quarantined_keys()
         location.check_watermark_policy(self._spark)
         if not self.location_is_temporary:  # which no file sink has
             location.prepare_sink(self._sink_log, self._table)
@@ -242,7 +242,7 @@ class QueryStart:
         return Sources(source_ids(self._stream), given_names(self._stream))
 
     def _fence_others(self, query_id: str) -> None:
-        """Let no driver before this one exchange the location's content under Spark's query.
+        """Let no driver before this one swap the location's content under Spark's query.
 
         What one of them has begun shows after the claim: each writes its marker before it looks for
         a newer driver. A start that Spark refuses, because the query runs in this application,
@@ -253,11 +253,11 @@ class QueryStart:
         others_may = has_begun and self._continued is None
         if others_may and not is_active(self._spark, query_id):
             with self._newest_driver(query_id) as driver:
-                location.check_not_exchanged(query_id)
+                location.check_not_swapped(query_id)
                 if self._last_epochs.are_interrupted:
                     self._last_epochs.finish_interrupted(driver.check)
                     location.note_content()
-        location.check_not_exchanged(query_id)
+        location.check_not_swapped(query_id)
 
     @contextmanager
     def _newest_driver(self, query_id: str) -> Iterator[CompletedCheckpointStore]:
@@ -300,10 +300,10 @@ class QueryStart:
         operators = self._location.operators.descriptors
         if any(operator.on_error is OnError.QUARANTINE for operator in operators):
             storage = self._location.checkpoints(self._location.make_query_id())
-            ReleaseFiles(storage).arm(BEFORE_ALL)  # keys of the snapshot may be parked
+            ReleaseFiles(storage).arm(BEFORE_ALL)  # keys of the snapshot may be quarantined
 
-    def _release_parked_keys(self) -> None:
-        """Request that the first epoch releases all parked keys, if the settings say so."""
+    def _release_quarantined_keys(self) -> None:
+        """Request that the first epoch releases all quarantined keys, if the settings say so."""
         if not self._settings.releases_at_start:
             return
         files = ReleaseFiles(self._location.checkpoints(self._location.make_query_id()))

@@ -1,7 +1,7 @@
 """Puts a stopped query's own location back to a retained checkpoint; driver only.
 
 The checkpoint's state is staged in a directory inside the location. Then the content of the
-location is exchanged with the staged content. If that is interrupted, the next call finishes it,
+location is swapped with the staged content. If that is interrupted, the next call finishes it,
 and no query starts there before.
 
 A driver writes a note every half minute. Its clock and that of this host may be apart. So no time
@@ -42,18 +42,18 @@ from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.history.run_log import SILENCE_MS, OpenRuns, RecordedRuns, run_record_kind
 from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
-from pyspark_ckpt.operator.quarantine.parked_keys import KEYS_STATE
+from pyspark_ckpt.operator.quarantine.quarantined_keys import KEYS_STATE
 from pyspark_ckpt.operator.quarantine.releases import BEFORE_ALL, ReleaseFiles
 from pyspark_ckpt.restarting.turn import end_former_runs, turn_of
-from pyspark_ckpt.restore.location.exchange import (
-    Exchange,
-    begun_exchange,
-    exchange,
-    finish_exchange,
+from pyspark_ckpt.restore.location.seedings import has_savepoints, is_half_seeded
+from pyspark_ckpt.restore.location.swap import (
+    Swap,
+    begun_swap,
+    finish_swap,
     is_note,
     is_untouched,
+    swap,
 )
-from pyspark_ckpt.restore.location.seedings import has_savepoints, is_half_seeded
 from pyspark_ckpt.restore.location.way_back import QUERY_ID, query_id_at, readable_query_id
 from pyspark_ckpt.restore.missing_input import files_seen, planned_input
 from pyspark_ckpt.restore.plan import RestoreRequest, plan_of
@@ -198,7 +198,7 @@ def _rolled_back(
     force: bool,
     allows_missing_input: bool,
 ) -> Rollback:
-    begun = begun_exchange(location)
+    begun = begun_swap(location)
     if begun is not None and is_untouched(location, begun):  # it may be of long ago
         query_id = _check_stopped(spark, location, given)
         place = _place(location, given, query_id, force=force)
@@ -220,7 +220,7 @@ def _rolled_back(
     with closing(find_store(checkpoints)) as store:
         # A start, or another rollback, that comes later claims it too, and this one ends.
         store.claim()
-        if begun_exchange(location) is not None:
+        if begun_swap(location) is not None:
             raise _another_has_begun(location)
         if not force:  # a drain that begins after this finds its driver fenced
             _check_not_draining(location)
@@ -231,7 +231,7 @@ def _rolled_back(
         except Exception:
             check_still_ours()  # another rollback removes what was staged here as a leftover
             raise
-        exchange(location, wanted, check_still_ours)
+        swap(location, wanted, check_still_ours)
     kept = location.url_of(wanted.kept)
     logger.info("%s is rolled back to %s; its earlier content is in %s", location.url, to, kept)
     return Rollback(location.url, to, kept)
@@ -268,10 +268,10 @@ def _place(
 
 def _finish_interrupted(location: Storage, to: str) -> Rollback | None:
     """Finish a rollback that was interrupted; return it if it was to the same checkpoint."""
-    begun = begun_exchange(location)
+    begun = begun_swap(location)
     if begun is None:
         return None
-    was_done = finish_exchange(location, begun)
+    was_done = finish_swap(location, begun)
     if was_done:
         logger.warning("%s: finished the rollback to %s", location.url, begun.to)
     if not was_done or begun.to != to:
@@ -285,8 +285,8 @@ def _prepare(
     to: str,
     query_id: str,
     source: RestoreSource | None,
-) -> Exchange:
-    """Stage what comes in, unless it is in `to`; return the exchange that is to be done."""
+) -> Swap:
+    """Stage what comes in, unless it is in `to`; return the swap that is to be done."""
     location = place.location
     void = read_rolled_back(location)
     token = secrets.token_hex(6)
@@ -308,7 +308,7 @@ def _prepare(
             raise
         void = void_after_rollback(void, query_id, source.metadata.epoch)
     stays = _stays(place)  # with the directory of the query that was staged
-    return Exchange(
+    return Swap(
         to=to,
         kept=f"{KEPT_BY_ROLLBACK}{token}",
         staged=staged,
@@ -323,7 +323,7 @@ def _prepare(
 def _stays(place: CheckpointsPlace) -> set[str]:
     """Return the names in the location that have the checkpoints of the query's settings.
 
-    They are not exchanged with the content, because the settings name them.
+    They are not swapped with the content, because the settings name them.
     """
     inside = place.inside
     if inside is None:
@@ -407,7 +407,7 @@ def _stage(
     seed(session, staged, new_checkpoints, new_id, plan, place=location)
     handles = [handle for operator in source.metadata.operators for handle in operator.handles]
     if any(state.name == KEYS_STATE for handle in handles for state in handle.states):
-        ReleaseFiles(new_checkpoints).arm(BEFORE_ALL)  # keys of the checkpoint may be parked
+        ReleaseFiles(new_checkpoints).arm(BEFORE_ALL)  # keys of the checkpoint may be quarantined
     # Ids only grow: the newest directory, complete or not, has the highest.
     with closing(find_store(checkpoints)) as store:
         highest = store.last_id()
@@ -578,7 +578,7 @@ def _remove_never_started(root: Storage, query_id: str, staged: Storage, locatio
 
 
 def _is_content(location: Storage, name: str) -> bool:
-    """Return whether a name of a location is exchanged.
+    """Return whether a name of a location is swapped.
 
     Its seedings stay: their numbers grow. So do savepoints: they belong to the user, and the
     history and other programs know them by their paths. And so do shadows, which may run on.

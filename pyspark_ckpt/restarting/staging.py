@@ -1,7 +1,7 @@
 """Gives the location of a stopped query other subtasks or operators, without losing an epoch.
 
 Spark keeps what depends on the number of subtasks in ``state/``, ``offsets/`` and ``commits/`` of
-the location. New ones are staged in a directory inside the location, and exchanged with the old
+the location. New ones are staged in a directory inside the location, and swapped with the old
 ones as in a rollback. All else stays: the query's id, its source logs, its checkpoints and
 savepoints, and the files of its state, which old and new handles share.
 
@@ -22,11 +22,11 @@ from pyspark_ckpt.errors import NotBuiltYetError
 from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.formats.metadata import OperatorMetadata
 from pyspark_ckpt.log_fields import library_logger
-from pyspark_ckpt.restore.location.exchange import (
+from pyspark_ckpt.restore.location.swap import (
     KEPT_BY_RESTART,
     STAGED_BY_RESTART,
-    Exchange,
-    exchange,
+    Swap,
+    swap,
 )
 from pyspark_ckpt.restore.plan import RestorePlan
 from pyspark_ckpt.restore.planned import CopiedOperator, MovedOperator, NewOperator
@@ -36,7 +36,7 @@ from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.spark.own_session import own_session
 from pyspark_ckpt.storage.open import Storage
 
-_EXCHANGED = ("commits", "offsets", "state")
+_SWAPPED = ("commits", "offsets", "state")
 _PARTITIONS = "spark.sql.shuffle.partitions"
 
 _TO_DO = "take a savepoint with stopWithSavepoint, and restore it into a fresh checkpointLocation"
@@ -98,11 +98,11 @@ def change_in_place(
     location: Storage,
     plan: RestorePlan,
     check_still_ours: Callable[[], None],
-) -> Exchange:
+) -> Swap:
     """Give a stopped query's location the plan's operators; durable on return.
 
     `spark` is not changed. `check_still_ours` raises if another driver has taken the query over.
-    :func:`put_back` undoes the returned exchange until the query has begun another epoch.
+    :func:`put_back` undoes the returned swap until the query has begun another epoch.
     """
     token = secrets.token_hex(6)
     staged = location.child(f"{STAGED_BY_RESTART}{token}")
@@ -118,25 +118,25 @@ def change_in_place(
     write_commit(staged, seeded, plan)
     staged.remove_directory(SCRATCH)
     parallelism = plan.started[0].wanted.parallelism
-    done = Exchange(
+    done = Swap(
         to=f"{parallelism} subtasks",
         kept=f"{KEPT_BY_RESTART}{token}",
         staged=staged.name,
-        outgoing=_EXCHANGED,
-        incoming=_EXCHANGED,
+        outgoing=_SWAPPED,
+        incoming=_SWAPPED,
         restarts=True,
     )
-    exchange(location, done, check_still_ours)
+    swap(location, done, check_still_ours)
     logger.info("%s continues epoch %s with %s", location.url, plan.epoch, done.to)
     return done
 
 
-def put_back(location: Storage, done: Exchange, check_still_ours: Callable[[], None]) -> None:
+def put_back(location: Storage, done: Swap, check_still_ours: Callable[[], None]) -> None:
     """Undo :func:`change_in_place`, because the query could not be started with it."""
     back = msgspec.structs.replace(
         done, to="as before", kept=f"{KEPT_BY_RESTART}{secrets.token_hex(6)}", staged=done.kept
     )
-    exchange(location, back, check_still_ours)
+    swap(location, back, check_still_ours)
     logger.warning("%s is as it was before the restart", location.url)
 
 

@@ -1,1 +1,1 @@
-"""Restores: plan one, seed a location, delete what was claimed, finish an exchange."""
+"""Restores: plan one, seed a location, delete what was claimed, finish a swap."""

@@ -184,8 +184,8 @@ def _timers_of_another_clock(stored: OperatorMetadata, wanted: OperatorDescripto
         f"timeMode {stored.time_mode} -> {wanted.time_mode}, and {with_timers} of its subtasks "
         "have timers. Their times mean nothing to another clock. Keep "
         f"timeMode='{stored.time_mode}', or restore a savepoint that has no timers: one taken "
-        "after they fired or were deleted, or by stopWithSavepoint(drain=True). Timers of parked "
-        "keys fire only after their release"
+        "after they fired or were deleted, or by stopWithSavepoint(drain=True). Timers of "
+        "quarantined keys fire only after their release"
     )
 
 

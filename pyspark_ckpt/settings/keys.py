@@ -295,7 +295,7 @@ SETTINGS: tuple[Setting, ...] = (
         read=values.at_least_one,
         allowed="a number of at least 1",
         default="1000",
-        meaning="parked keys of a subtask; one more fails the query ([quarantine](quarantine.md))",
+        meaning="quarantined keys of a subtask; one more fails it ([quarantine](quarantine.md))",
     ),
     Setting(
         key=f"{_QUARANTINE}max-rows-per-key",
@@ -303,7 +303,7 @@ SETTINGS: tuple[Setting, ...] = (
         read=values.at_least_one,
         allowed="a number of at least 1",
         default="10000",
-        meaning="rows that are kept of a parked key; one more fails the query",
+        meaning="rows that are kept of a quarantined key; one more fails the query",
     ),
     Setting(
         key=f"{_QUARANTINE}max-bytes-per-key",
@@ -311,7 +311,7 @@ SETTINGS: tuple[Setting, ...] = (
         read=values.size_bytes,
         allowed="a size with its unit, such as 512kb, 16mb",
         default="16mb",
-        meaning="bytes of rows that are kept of a parked key; one more fails the query",
+        meaning="bytes of rows that are kept of a quarantined key; one more fails the query",
     ),
     Setting(
         key=f"{_QUARANTINE}release-on-start",
@@ -319,7 +319,7 @@ SETTINGS: tuple[Setting, ...] = (
         read=values.truth,
         allowed="true or false",
         default="false",
-        meaning="`true`: each start releases all parked keys, as `query.release` for each operator",
+        meaning="`true`: each start releases all quarantined keys, as `query.release` per operator",
     ),
     Setting(
         key=f"{_CAPTURE}on-failure",
@@ -328,8 +328,8 @@ SETTINGS: tuple[Setting, ...] = (
         allowed="true or false",
         default="false",
         meaning=(
-            "`true`: a task whose processor raises, or that parks a key, writes what it saw of the "
-            "key into a file, which runs again without Spark ([replay](replay.md))"
+            "`true`: a task whose processor raises, or that quarantines a key, writes what it saw "
+            "of the key into a file, which runs again without Spark ([replay](replay.md))"
         ),
     ),
     Setting(

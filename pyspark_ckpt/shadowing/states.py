@@ -14,7 +14,7 @@ from typing import Any
 
 from pyspark_ckpt.errors import IncompatibleStateError
 from pyspark_ckpt.formats.handle import StateDescriptor
-from pyspark_ckpt.operator.quarantine.parked_keys import KEYS_STATE, comparable
+from pyspark_ckpt.operator.quarantine.quarantined_keys import KEYS_STATE, comparable
 from pyspark_ckpt.operator.state.kinds import StateKind, kind_of
 from pyspark_ckpt.restore.source import RestoreSource
 from pyspark_ckpt.shadowing.report import RowPair, Rules, pair_rows, same
@@ -75,9 +75,9 @@ def differing_entries(
             skip(f"{compared.place}: only one program has {', '.join(only)}")
         both = [name for name in before if name in after]
         shown = [name for name in both if not rules.ignores(compared.place, name)]
-        is_parked = compared.place.endswith(f".{KEYS_STATE}")
+        is_quarantined = compared.place.endswith(f".{KEYS_STATE}")
         for pair in _pairs(compared, both, rules.tolerance):
-            if is_parked:
+            if is_quarantined:
                 pair = _comparable(pair)  # noqa: PLW2901
             if differs := _without_ignored(pair, shown, rules.tolerance):
                 yield compared.place, differs

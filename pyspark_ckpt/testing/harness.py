@@ -22,7 +22,7 @@ from pyspark_ckpt.operator.modes.arrow import ArrowProcessor
 from pyspark_ckpt.operator.modes.batches import BatchInput, BatchProcessor
 from pyspark_ckpt.operator.modes.pandas import PandasInput
 from pyspark_ckpt.operator.modes.rows import RowsInput
-from pyspark_ckpt.operator.plan.operator import OperatorArguments, check_parks_keys
+from pyspark_ckpt.operator.plan.operator import OperatorArguments, check_quarantines_keys
 from pyspark_ckpt.operator.quarantine.releases import EVERY_KEY, NO_KEY
 from pyspark_ckpt.operator.rows.keys import check_max_parallelism
 from pyspark_ckpt.operator.rows.output import OutputRows
@@ -171,7 +171,7 @@ class ProcessorHarness:
         if isinstance(processor, BatchProcessor):
             mode = BatchInput
         if arguments.on_error is OnError.QUARANTINE:
-            check_parks_keys(mode, f"operator {uid!r}")
+            check_quarantines_keys(mode, f"operator {uid!r}")
         chosen = check_max_parallelism(maxParallelism, 1)
         settings = read_settings(conf or {}, {"spark.ckpt.state.backend.type": backend})
         root = Path(tempfile.mkdtemp(prefix="pyspark-ckpt-harness-"))
@@ -553,8 +553,8 @@ class ProcessorHarness:
         """
         self._subtask.crash.plan(CrashStep(step))
 
-    def parkedKeys(self) -> dict[Any, str]:
-        """Return the keys that are parked, with the errors of their processor.
+    def quarantinedKeys(self) -> dict[Any, str]:
+        """Return the keys that are quarantined, with the errors of their processor.
 
         Returns
         -------
@@ -563,10 +563,10 @@ class ProcessorHarness:
 
         Examples
         --------
-        >>> harness.parkedKeys()
+        >>> harness.quarantinedKeys()
         {}
         """
-        found = self._subtask.parked(self._clock.now()).errors
+        found = self._subtask.quarantined(self._clock.now()).errors
         known = self._keys.known
         return {
             known[encoded] if self._keys.columns > 1 else known[encoded][0]: error
@@ -574,15 +574,15 @@ class ProcessorHarness:
         }
 
     def release(self, keys: Sequence[Any] | None = None) -> Any:
-        """Give the rows of parked keys to the processor, in an epoch without other rows.
+        """Give the rows of quarantined keys to the processor, in an epoch without other rows.
 
         The processor gets the rows in a call for each epoch that they came in. If it raises, the
-        key stays parked.
+        key stays quarantined.
 
         Parameters
         ----------
         keys : sequence, optional
-            Keys as in :meth:`ProcessorHarness.test`; by default all parked keys.
+            Keys as in :meth:`ProcessorHarness.test`; by default all quarantined keys.
 
         Returns
         -------
@@ -597,8 +597,8 @@ class ProcessorHarness:
         wanted = keys if keys is None else [self._keys.given(key).encoded for key in keys]
         self._subtask.releases.next = EVERY_KEY if wanted is None else frozenset(wanted)
         try:
-            parked = self._subtask.parked(self._clock.now())
-            return self._epochs.releasing(in_frames=parked.in_frames)
+            quarantined = self._subtask.quarantined(self._clock.now())
+            return self._epochs.releasing(in_frames=quarantined.in_frames)
         finally:
             self._subtask.releases.next = NO_KEY
 
@@ -1041,7 +1041,7 @@ class HarnessEpochs:
         return self._epoch([], broadcast=iter(rows) if len(input) else None)
 
     def releasing(self, *, in_frames: bool | None) -> Any:
-        """Release parked keys, whose rows came as given; ``None`` if there are no rows."""
+        """Release quarantined keys, whose rows came as given; ``None`` if there are no rows."""
         if in_frames is not None:
             self._mode = PandasInput if in_frames else RowsInput
         return self._epoch([])

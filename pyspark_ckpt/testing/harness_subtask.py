@@ -28,7 +28,7 @@ from pyspark_ckpt.operator.descriptor import OnError, OperatorDescriptor, Quaran
 from pyspark_ckpt.operator.durable.local_copy import open_local_copy
 from pyspark_ckpt.operator.durable.materialization import EpochStart, materializer
 from pyspark_ckpt.operator.plan.declared import copy_as_sent, no_instance
-from pyspark_ckpt.operator.quarantine.parked_keys import ParkedKeys
+from pyspark_ckpt.operator.quarantine.quarantined_keys import QuarantinedKeys
 from pyspark_ckpt.operator.quarantine.releases import NO_KEY, ReleasedKeys
 from pyspark_ckpt.operator.rows.sides import EpochInput
 from pyspark_ckpt.operator.run import lost_attributes
@@ -135,7 +135,7 @@ class HarnessSubtask:
                 self._migrations,
                 broadcast=None,
                 initial=None,
-                keeping=GivenRows() if self._parks else None,
+                keeping=GivenRows() if self._quarantines else None,
             )
             processing = function.processing(
                 attempt.handle,
@@ -235,7 +235,7 @@ class HarnessSubtask:
             )
             if handle.base != base:
                 reach(CrashStep.AFTER_BASE)
-            kind = UndoableWrites if self._parks else EpochWrites
+            kind = UndoableWrites if self._quarantines else EpochWrites
             writes = kind(settings.memory_limit_bytes // WRITES_SHARE, local.scratch)
             table = StateTable(local.backend, writes=writes)
             try:
@@ -243,15 +243,15 @@ class HarnessSubtask:
             finally:
                 table.close()
 
-    def parked(self, clock: EpochClock) -> GivenParked:
-        """Return what is known of the parked keys."""
-        if not self._parks:
-            return GivenParked({}, None)
+    def quarantined(self, clock: EpochClock) -> GivenQuarantined:
+        """Return what is known of the quarantined keys."""
+        if not self._quarantines:
+            return GivenQuarantined({}, None)
         groups = range(self.handle.max_parallelism)
-        return self.look(clock, lambda states: parked_of(states, groups, self.where))
+        return self.look(clock, lambda states: quarantined_of(states, groups, self.where))
 
     @property
-    def _parks(self) -> bool:
+    def _quarantines(self) -> bool:
         return self._descriptor.on_error is OnError.QUARANTINE
 
     def _limits(self) -> QuarantineLimits:
@@ -404,7 +404,7 @@ _kept: dict[int, _KeptRow] = {}
 
 
 class GivenRows:
-    """Keeps the rows of parked keys by numbers; the rows themselves stay in this process.
+    """Keeps the rows of quarantined keys by numbers; the rows themselves stay in this process.
 
     A query keeps them in its state, in the types of its columns. Rows of a test have no types.
     """
@@ -426,25 +426,26 @@ class GivenRows:
         return kept[0].frame.take([each.place for each in kept]).reset_index(drop=True)
 
 
-class GivenParked(NamedTuple):
-    """The parked keys of a harness: the error of each stored key, and whether it got frames."""
+class GivenQuarantined(NamedTuple):
+    """The quarantined keys of a harness: each stored key's error, and whether it got frames."""
 
     errors: dict[bytes, str]
     in_frames: bool | None
 
 
-def parked_of(states: ProcessorHandle, key_groups: range, where: str) -> GivenParked:
-    """Return what is known of the parked keys of a harness."""
-    parked = ParkedKeys(states, GivenRows(), key_groups, QuarantineLimits(), 0, where)
+def quarantined_of(states: ProcessorHandle, key_groups: range, where: str) -> GivenQuarantined:
+    """Return what is known of the quarantined keys of a harness."""
+    quarantined = QuarantinedKeys(states, GivenRows(), key_groups, QuarantineLimits(), 0, where)
     in_frames = None
-    for key in sorted(parked.found):
+    for key in sorted(quarantined.found):
         states.table.begin_part([key])
         states.table.enter(0)
-        for rows in parked.kept():
+        for rows in quarantined.kept():
             in_frames = not is_frame_of_rows(rows.sent)
     states.table.current.leave()
-    return GivenParked(
-        {key: parked.found[group, key].error for group, key in sorted(parked.found)}, in_frames
+    return GivenQuarantined(
+        {key: quarantined.found[group, key].error for group, key in sorted(quarantined.found)},
+        in_frames,
     )
 
 

@@ -49,7 +49,7 @@ from pyspark_ckpt.operator.descriptor import CaptureOrder
 from pyspark_ckpt.operator.durable.local_snapshots import LocalSnapshots, SnapshotNote
 from pyspark_ckpt.operator.quarantine.releases import BEFORE_ALL, Release, ReleaseFiles
 from pyspark_ckpt.query.stopping.drain import LastEpochs
-from pyspark_ckpt.restore.location.exchange import begun_exchange
+from pyspark_ckpt.restore.location.swap import begun_swap
 from pyspark_ckpt.restore.spark_files import _checked_entries, checked_content
 from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.spark.state_files import needed_files, operator_name, with_operator_id
@@ -351,7 +351,7 @@ def parsers() -> dict[str, Parser]:
         query_id="q", run="r", epoch=1, began_at_ms=1, token="0" * 16, files=("shared/a",)
     )
     void = (RolledBack("q", 3),)
-    exchange = (
+    swap = (
         b'{"to":"chk-1","kept":"_before_rollback-1","staged":"_rolling_back-1",'
         b'"outgoing":["a"],"incoming":["b"],"rolled_back":[]}'
     )
@@ -391,7 +391,7 @@ def parsers() -> dict[str, Parser]:
                 )
             ],
         ),
-        "rollback marker": Parser(_at("_rollback", begun_exchange), [exchange]),
+        "rollback marker": Parser(_at("_rollback", begun_swap), [swap]),
         "origin": Parser(_at("origin.json", read_origin), origin),
         "owner": Parser(_at("owners/1", lambda each: check_owner(each.parent(), each)), [owner]),
         "place": Parser(

@@ -1,4 +1,4 @@
-"""Parking and release are exact whenever the driver, an executor or a Python worker is killed."""
+"""Quarantine and release are exact whenever a driver, an executor or a worker is killed."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ class Work:
 @pytest.mark.own_jvm
 @pytest.mark.soak
 @pytest.mark.timeout(900)
-def test_an_epoch_that_is_repeated_parks_and_releases_the_same(tmp_path: Path) -> None:
+def test_an_epoch_that_is_repeated_quarantines_and_releases_the_same(tmp_path: Path) -> None:
     """The program checks that a repeated epoch gives the rows that it gave before."""
     work = Work(tmp_path)
     work.add([("a", 1), ("b", 1), ("c", 1)], [("a", BAD), ("b", BAD), ("c", 2)], [("a", 3)])

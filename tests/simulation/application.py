@@ -170,7 +170,7 @@ class Application:
             )
             location.restore(None, request, None)  # type: ignore[arg-type]
         query_id = location.make_query_id()
-        location.check_not_exchanged(query_id)
+        location.check_not_swapped(query_id)
         self.query_id = query_id
         self.storage = location.checkpoints(query_id)
         origin = read_origin(self.storage)

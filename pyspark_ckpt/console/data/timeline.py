@@ -117,10 +117,10 @@ class Timeline:
     failures: tuple[Failure, ...]
 
     @property
-    def parked(self) -> list[OperatorRecord]:
-        """The operators that had parked keys at the newest recorded checkpoint."""
+    def quarantined(self) -> list[OperatorRecord]:
+        """The operators that had quarantined keys at the newest recorded checkpoint."""
         newest = self.recorded[-1].operators if self.recorded else ()
-        return [each for each in newest if each.parked_keys]
+        return [each for each in newest if each.quarantined_keys]
 
 
 def timeline_of(place: QueryPlace, before: int | None = None) -> Timeline:

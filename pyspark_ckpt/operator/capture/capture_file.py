@@ -95,7 +95,7 @@ class CapturedProgram(msgspec.Struct, frozen=True, kw_only=True):
     schemas: dict[str, str] = {}
     frame_rows: int | None = None
     frame_bytes: int | None = None
-    parks: bool = False
+    quarantines: bool = False
 
 
 class CapturedClock(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,7 +108,7 @@ class CapturedClock(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Released(msgspec.Struct, frozen=True, kw_only=True):
-    """The parked keys that an epoch released: stored keys as hexadecimal digits, or all."""
+    """The quarantined keys that an epoch released: stored keys as hexadecimal digits, or all."""
 
     keys: tuple[str, ...] = ()
     all: bool = False
@@ -119,8 +119,9 @@ class CapturedEpoch(msgspec.Struct, frozen=True, kw_only=True):
 
     `handle` names the subtask and its states before the epoch, without any file. `batches` has the
     number of record batches in each part of the rows. `timeline` counts the rollbacks of the
-    location. `error` says what the processor raised; such a part has no output. With `parked` the
-    error parked its key, and the epoch went on. `left_out` says why a part has no sections.
+    location. `error` says what the processor raised; such a part has no output. With `quarantined`
+    the error quarantined its key, and the epoch went on. `left_out` says why a part has no
+    sections.
     """
 
     format_version: int = CAPTURE_FORMAT_VERSION
@@ -137,7 +138,7 @@ class CapturedEpoch(msgspec.Struct, frozen=True, kw_only=True):
     completed_checkpoint_id: int | None = None
     released: Released = Released()
     error: str | None = None
-    parked: bool = False
+    quarantined: bool = False
     left_out: str | None = None
     sections: tuple[Section, ...] = ()
 

@@ -46,7 +46,7 @@ def described(
     schemas: Mapping[str, T.StructType],
     identity: tuple[str, str],
     *,
-    parks: bool,
+    quarantines: bool,
 ) -> CapturedProgram:
     """Return the description of an operator.
 
@@ -66,7 +66,7 @@ def described(
         schemas={text: schema.json() for text, schema in schemas.items()},
         frame_rows=None if limits is None else limits.rows,
         frame_bytes=None if limits is None else limits.size_bytes,
-        parks=parks,
+        quarantines=quarantines,
     )
 
 

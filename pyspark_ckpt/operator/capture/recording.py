@@ -60,7 +60,7 @@ class Processing(Protocol):
     states: ProcessorHandle
     output: Any
     quarantine: Quarantine | None
-    on_parking: OnError | None
+    on_quarantining: OnError | None
     part_under_way: Part | None
     timers_under_way: Sequence[StoredKey]
     completed_checkpoint_id: int | None
@@ -182,7 +182,7 @@ class EpochRecorder:
         self.states_after = processing.states.descriptors
         self.touched = dict(self._table.touched)
         if processing.quarantine is not None:
-            self.touched.update(dict.fromkeys(processing.quarantine.parked))
+            self.touched.update(dict.fromkeys(processing.quarantine.quarantined))
         for key, value in stored_entries(self._backend, self._states, self.touched):
             self.before[key] = value
             if self._count(len(key) + len(value), "state") is not None:

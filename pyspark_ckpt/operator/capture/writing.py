@@ -14,7 +14,7 @@ import pyarrow as pa
 from pyspark_ckpt.clock import now_ms
 from pyspark_ckpt.errors import CkptError, ProcessorError, StateUseError, StateValueError
 from pyspark_ckpt.formats.handle import Handle
-from pyspark_ckpt.formats.layout import capture_path, failure_path, parked_failure_path
+from pyspark_ckpt.formats.layout import capture_path, failure_path, quarantined_failure_path
 from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.operator.capture.capture_file import (
     CapturedClock,
@@ -144,8 +144,8 @@ class WrittenEpoch:
 class WrittenFailure:
     """Writes what a failing key saw; while nothing fails, it keeps nothing but references.
 
-    A key that is parked has failed too. There may be many of them, so one capture is written for
-    each kind of error: the same code, and the same lines.
+    A key that is quarantined has failed too. There may be many of them, so one capture is written
+    for each kind of error: the same code, and the same lines.
 
     Timers fire after all rows, and a timer's key may have had some. So rows are kept until the end
     where timers fire.
@@ -161,7 +161,7 @@ class WrittenFailure:
         self._backend: StateBackend | None = None
         self._table: StateTable | None = None
         self._broadcast: SentRows = []
-        self._parked: dict[str, str] = {}
+        self._quarantined: dict[str, str] = {}
 
     @property
     def seen(self) -> SeenInput:
@@ -192,7 +192,7 @@ class WrittenFailure:
 
     def run(self, processing: Processing, read: ReadInput, epoch: int) -> Iterator[pa.RecordBatch]:
         """Process an epoch; yield its output in batches. If the processor raises, write why."""
-        processing.on_parking = partial(self._on_parking, processing)
+        processing.on_quarantining = partial(self._on_quarantining, processing)
         try:
             yield from processing.run(read, epoch)
         except _OF_THE_PROCESSOR as exc:
@@ -207,23 +207,25 @@ class WrittenFailure:
         path = failure_path(handle.uid, handle.subtask, self._epoch.number, key)
         _write_failure(self._epoch, path, header, sections, error)
 
-    def _on_parking(self, processing: Processing, step: str, error: Exception, text: str) -> str:
-        """Write what the key saw that is parked, unless a capture has such an error already."""
+    def _on_quarantining(
+        self, processing: Processing, step: str, error: Exception, text: str
+    ) -> str:
+        """Write what a quarantined key saw, unless a capture has such an error already."""
         epoch = self._epoch
         origin = "\n".join((epoch.program.code_sha256, step, origin_of(error)))
-        path = parked_failure_path(epoch.handle.uid, epoch.handle.subtask, origin.encode())
-        if path not in self._parked:
-            self._parked[path] = self._capture_parked(processing, path, text)
-        return self._parked[path]
+        path = quarantined_failure_path(epoch.handle.uid, epoch.handle.subtask, origin.encode())
+        if path not in self._quarantined:
+            self._quarantined[path] = self._capture_quarantined(processing, path, text)
+        return self._quarantined[path]
 
-    def _capture_parked(self, processing: Processing, path: str, text: str) -> str:
-        """Return how to run a parked key's failure again; write its capture if it is not there."""
+    def _capture_quarantined(self, processing: Processing, path: str, text: str) -> str:
+        """Return how to run a quarantined key's failure again; write its capture if missing."""
         epoch = self._epoch
         try:
             if epoch.storage.exists(path):
                 return _hint(epoch, path)
         except (OSError, CkptError) as exc:
-            logger.warning("the failure of a parked key could not be captured: %s", exc)
+            logger.warning("the failure of a quarantined key could not be captured: %s", exc)
             return ""
         header, sections, _ = self._seen_by_key(processing, row=None)
         size_bytes = sum(map(len, sections.values()))
@@ -233,9 +235,9 @@ class WrittenFailure:
                 f"it has more than {self._limit_bytes} bytes; raise spark.ckpt.capture.max-size"
             )
         if left_out is not None:  # no file: the next such error may have less
-            logger.warning("%s: a parked key is not captured: %s", header.what, left_out)
+            logger.warning("%s: a quarantined key is not captured: %s", header.what, left_out)
             return ""
-        header = msgspec.structs.replace(header, error=text, parked=True)
+        header = msgspec.structs.replace(header, error=text, quarantined=True)
         return _hint(epoch, path) if _write(epoch, path, header, sections) else ""
 
     def _seen_by_key(

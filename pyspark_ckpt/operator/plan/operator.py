@@ -46,7 +46,7 @@ from pyspark_ckpt.operator.rows.input import KEY_GROUP, TOKEN, InputColumns
 from pyspark_ckpt.operator.rows.keys import subtask_tokens
 from pyspark_ckpt.operator.rows.mode import InputMode
 from pyspark_ckpt.operator.rows.output import OutputRows
-from pyspark_ckpt.operator.rows.parked import ParkedRows
+from pyspark_ckpt.operator.rows.quarantined import QuarantinedRows
 from pyspark_ckpt.operator.rows.sides import BroadcastRows, InitialRows
 from pyspark_ckpt.operator.run.function import OperatorFunction
 from pyspark_ckpt.operator.run.subtask import SubtaskFunction
@@ -170,12 +170,12 @@ _COERCION = "spark.sql.execution.pythonUDF.pandas.intToDecimalCoercionEnabled"
 MakeInputMode = type[RowsInput] | type[PandasInput] | type[BatchInput] | type[ArrowInput]
 
 
-def check_parks_keys(make_mode: MakeInputMode, where: str) -> None:
-    """Check that keys can be parked where rows are received in a way."""
+def check_quarantines_keys(make_mode: MakeInputMode, where: str) -> None:
+    """Check that keys can be quarantined where rows are received in a way."""
     if make_mode in (BatchInput, ArrowInput):
         raise PlanError(
-            f"{where}: onError='quarantine' parks single keys, and {make_mode.method} gets all "
-            "keys in one call: use transformWithState or transformWithStateInPandas, or "
+            f"{where}: onError='quarantine' quarantines single keys, and {make_mode.method} gets "
+            "all keys in one call: use transformWithState or transformWithStateInPandas, or "
             "onError='fail'"
         )
 
@@ -261,7 +261,7 @@ class OperatorPlan:
             self._check_quarantine(where)
 
     def _check_quarantine(self, where: str) -> None:
-        check_parks_keys(self.make_mode, where)
+        check_quarantines_keys(self.make_mode, where)
         if not self.keyed.df.isStreaming:
             raise PlanError(
                 f"{where}: onError='quarantine' needs a stream, because a batch DataFrame has no "
@@ -274,7 +274,7 @@ class OperatorPlan:
 
     def _function(self, output: OutputRows, *, passes_watermark: bool) -> OperatorFunction:
         arguments = self.arguments
-        parks = arguments.on_error is OnError.QUARANTINE
+        quarantines = arguments.on_error is OnError.QUARANTINE
         declared = declare_states(
             arguments.processor,
             arguments.uid,
@@ -312,15 +312,15 @@ class OperatorPlan:
                 [each for one in arguments.migrations.values() for each in (one.value, one.key)],
             ),
             self._wake_rows(),
-            ParkedRows(self.keyed.columns) if parks else None,
+            QuarantinedRows(self.keyed.columns) if quarantines else None,
         )
 
     def _wake_rows(self) -> WakeRows | None:
         has_initial = self.initial is not None
-        parks = self.arguments.on_error is OnError.QUARANTINE
-        if not has_initial and not parks:
+        quarantines = self.arguments.on_error is OnError.QUARANTINE
+        if not has_initial and not quarantines:
             return None
-        return WakeRows(self.arguments.uid, has_initial_state=has_initial, releases=parks)
+        return WakeRows(self.arguments.uid, has_initial_state=has_initial, releases=quarantines)
 
     def _streamed(self, function: OperatorFunction, output: OutputRows) -> DataFrame:
         descriptor = function.descriptor

@@ -1,4 +1,4 @@
-"""Calls of a processor that park the key if they raise, and keys that an epoch releases."""
+"""Calls of a processor that quarantine the key if they raise, and keys that an epoch releases."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any, Protocol
 from pyspark_ckpt.errors import CheckpointError, CrashedError, QuarantineError
 from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.operator.descriptor import QuarantineLimits
-from pyspark_ckpt.operator.quarantine.parked_keys import ParkedKeys, RowsOfEpoch
+from pyspark_ckpt.operator.quarantine.quarantined_keys import QuarantinedKeys, RowsOfEpoch
 from pyspark_ckpt.operator.quarantine.releases import ReleasedKeys
 from pyspark_ckpt.operator.rows.mode import Output
-from pyspark_ckpt.operator.rows.parked import RowKeeping
+from pyspark_ckpt.operator.rows.quarantined import RowKeeping
 from pyspark_ckpt.operator.state.handle import ProcessorHandle
 from pyspark_ckpt.operator.table.keys import StoredKey
 from state_backends import StateBackendError
@@ -41,9 +41,9 @@ class Releases(Protocol):
 class Quarantine:
     """The quarantine of one subtask in one epoch.
 
-    `keeping` is ``None`` if the operator has no quarantine; then `parks` is false, and no key may
-    be parked. `on_error` is called before a key is parked, or stays parked, and returns what the
-    warning of it adds.
+    `keeping` is ``None`` if the operator has no quarantine; then `quarantines` is false, and no key
+    may be quarantined. `on_error` is called before a key is quarantined, or stays quarantined, and
+    returns what the warning of it adds.
     """
 
     def __init__(
@@ -56,35 +56,35 @@ class Quarantine:
         epoch: int,
         where: str,
     ) -> None:
-        self.parks = keeping is not None
+        self.quarantines = keeping is not None
         self.on_error: OnError | None = None
         self._table = states.table
         self._releases = releases
         self._where = where
-        self._keys = ParkedKeys(states, keeping, key_groups, limits, epoch, where)
-        states.timers.parked = self._keys.found
+        self._keys = QuarantinedKeys(states, keeping, key_groups, limits, epoch, where)
+        states.timers.quarantined = self._keys.found
         if self._keys.found:
             releases.arm()  # the state may come from another location
 
     @property
-    def parked(self) -> Iterable[StoredKey]:
-        """The keys that are parked."""
+    def quarantined(self) -> Iterable[StoredKey]:
+        """The keys that are quarantined."""
         return tuple(self._keys.found)
 
     @property
-    def parked_keys(self) -> int:
-        """The number of keys that are parked."""
+    def quarantined_keys(self) -> int:
+        """The number of keys that are quarantined."""
         return len(self._keys.found)
 
     @property
-    def parked_rows(self) -> int:
-        """The number of rows that are kept of parked keys."""
+    def quarantined_rows(self) -> int:
+        """The number of rows that are kept of quarantined keys."""
         return self._keys.rows
 
     def handle_rows(
         self, step: str, call: Call, sent: Callable[[], Any], output: Output, describe: Describe
     ) -> None:
-        """Have the processor handle the rows of the current key, or keep them if it is parked.
+        """Have the processor handle the rows of the current key, or keep them if it is quarantined.
 
         If `call` raises, `output` does not get the rows of that call.
         """
@@ -92,15 +92,15 @@ class Quarantine:
             error = self._error_of(call, output)
             if error is None:
                 return
-            self._park(step, error, describe)
+            self._quarantine(step, error, describe)
         self._keys.keep(sent())
 
     def keep_unheld(self, step: str, error: Exception, sent: Any) -> None:
         """Keep the rows of the current key, which has a value that its processor cannot get."""
         if not self._keys.has_current():
             self._releases.arm()
-            self._keys.park(step, str(error))
-            logger.warning("%s: a key is parked: %s", self._where, error)
+            self._keys.quarantine(step, str(error))
+            logger.warning("%s: a key is quarantined: %s", self._where, error)
         self._keys.keep(sent)
 
     def fire_timer(self, step: str, call: Call, output: Output, describe: Describe) -> bool:
@@ -109,7 +109,7 @@ class Quarantine:
             return False
         error = self._error_of(call, output)
         if error is not None:
-            self._park(step, error, describe)
+            self._quarantine(step, error, describe)
         return error is None
 
     def released(self) -> Iterator[tuple[StoredKey, list[RowsOfEpoch]]]:
@@ -126,7 +126,7 @@ class Quarantine:
             yield stored, self._keys.kept()
 
     def release(self, step: str, call: Call, output: Output, describe: Describe) -> None:
-        """Give the kept rows of a key to the processor; the key stays parked if it raises."""
+        """Give the kept rows of a key to the processor; the key stays quarantined if it raises."""
         stored = self._table.current.key_group or b"", self._table.current.key
         error = self._error_of(call, output)
         self._table.begin_part([stored])
@@ -136,7 +136,7 @@ class Quarantine:
         else:
             text = describe(error)
             more = self._call_on_error(step, error, text)
-            logger.warning("%s: a released key stays parked: %s%s", self._where, text, more)
+            logger.warning("%s: a released key stays quarantined: %s%s", self._where, text, more)
             self._keys.note_error(step, text)
 
     def end(self) -> None:
@@ -165,12 +165,14 @@ class Quarantine:
         self._table.keep_call()
         return None
 
-    def _park(self, step: str, error: Exception, describe: Describe) -> None:
+    def _quarantine(self, step: str, error: Exception, describe: Describe) -> None:
         text = describe(error)
         more = self._call_on_error(step, error, text)
         self._releases.arm()
-        self._keys.park(step, text)
-        logger.warning("%s: a key is parked, because %s raised %s%s", self._where, step, text, more)
+        self._keys.quarantine(step, text)
+        logger.warning(
+            "%s: a key is quarantined, because %s raised %s%s", self._where, step, text, more
+        )
 
     def _call_on_error(self, step: str, error: Exception, text: str) -> str:
         return "" if self.on_error is None else self.on_error(step, error, text)

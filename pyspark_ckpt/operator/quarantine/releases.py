@@ -2,18 +2,19 @@
 
 ::
 
-    releases/armed                              there is a parked key, or was once; the epoch that
-                                                parked the first one
+    releases/armed                              there is a quarantined key, or was once; the epoch
+    that
+                                                quarantined the first one
     releases/<time>-<random>.request.json       a request to release keys
     releases/epoch-<timeline>-<epoch>.json      the requests that an epoch carries out
 
-Each epoch after the one that parked the first key decides once which requests it carries out. The
-one that parked it decides nothing, also when it is repeated: the key is not parked where it begins,
-so a request would be taken for done and have no effect. The first task that asks writes the
-decision exclusively. All other tasks of the epoch read that file, and so do all attempts to repeat
-the epoch. So a request has its effect in one epoch, the same in every attempt. A rollback begins a
-new timeline, in which epochs decide again. A request that an epoch has carried out is done in all
-timelines.
+Each epoch after the one that quarantined the first key decides once which requests it carries out.
+The one that quarantined it decides nothing, also when it is repeated: the key is not quarantined
+where it begins, so a request would be taken for done and have no effect. The first task that asks
+writes the decision exclusively. All other tasks of the epoch read that file, and so do all attempts
+to repeat the epoch. So a request has its effect in one epoch, the same in every attempt. A rollback
+begins a new timeline, in which epochs decide again. A request that an epoch has carried out is done
+in all timelines.
 
 Everybody who may write the directory can post a request, so every file is checked.
 """
@@ -122,7 +123,7 @@ class ReleaseFiles:
         self._timeline = timeline
 
     def arm(self, epoch: int) -> None:
-        """Have the epochs after this one decide, because it has a parked key.
+        """Have the epochs after this one decide, because it has a quarantined key.
 
         `epoch` is :data:`BEFORE_ALL` if each epoch has to decide.
         """
@@ -133,7 +134,7 @@ class ReleaseFiles:
 
     @property
     def is_armed(self) -> bool:
-        """Whether there is a parked key, or was once."""
+        """Whether there is a quarantined key, or was once."""
         return self._storage.exists(_ARMED)
 
     def request(self, release: Release) -> str:
@@ -304,19 +305,19 @@ def request_release(
 ) -> str:
     """Write a request to release keys of an operator; it is durable on return.
 
-    `keys` are values of a single key column, or tuples of values; ``None`` stands for all parked
-    keys.
+    `keys` are values of a single key column, or tuples of values; ``None`` stands for all
+    quarantined keys.
     """
     if isinstance(keys, str | bytes):  # its characters would be taken for keys
         raise PlanError(
             f"operator {uid!r}: the keys to release are {keys!r}, which is one key: give a list"
         )
-    parking = {each.uid: each for each in operators if each.on_error is OnError.QUARANTINE}
-    operator = parking.get(uid)
+    quarantining = {each.uid: each for each in operators if each.on_error is OnError.QUARANTINE}
+    operator = quarantining.get(uid)
     if operator is None:
         raise PlanError(
             f"the query has no operator {uid!r} with onError='quarantine': it has "
-            f"{', '.join(map(repr, parking)) or 'none'}"
+            f"{', '.join(map(repr, quarantining)) or 'none'}"
         )
     stored = None
     if keys is not None:

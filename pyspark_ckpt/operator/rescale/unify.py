@@ -134,9 +134,9 @@ class UnifiedStates:
         if name == ROWS_STATE and state.value_schema != merged.value_schema:
             raise IncompatibleStateError(
                 f"operator {self._uid!r}: subtask {member.subtask}, whose last epoch is "
-                f"{member.epoch}, keeps rows of parked keys with the columns {state.value_schema}; "
-                f"those of newer subtasks have {merged.value_schema}: continue with the first "
-                "columns at the old parallelism, and release the keys"
+                f"{member.epoch}, keeps rows of quarantined keys with columns "
+                f"{state.value_schema}; those of newer subtasks have {merged.value_schema}: "
+                "continue with the first columns at the old parallelism, and release the keys"
             )
         migration = self._migration_of(state)
         values = compare(struct_type(state.value_schema), struct_type(merged.value_schema))

@@ -1,4 +1,4 @@
-"""Keys with a row whose values Python does not have: found where a quarantine parks such keys.
+"""Keys with a row whose values Python does not have: found where a quarantine takes such keys.
 
 It is looked for only after a part of an epoch could not be made, so that other epochs pay nothing.
 """

@@ -10,7 +10,7 @@ import msgspec
 
 from pyspark_ckpt.formats.change_file import EntryCount, encode_changes
 from pyspark_ckpt.formats.handle import (
-    PARKED_TIMERS_MS,
+    QUARANTINED_TIMERS_MS,
     EpochMetrics,
     Handle,
     Segment,
@@ -111,8 +111,8 @@ def end_epoch(
 def _timeout_ms(clock: EpochClock, earliest_timer_ms: int | None) -> int | None:
     if earliest_timer_ms is None or clock.earliest_timeout_ms is None:
         return None
-    if earliest_timer_ms == PARKED_TIMERS_MS:
-        return PARKED_TIMERS_MS
+    if earliest_timer_ms == QUARANTINED_TIMERS_MS:
+        return QUARANTINED_TIMERS_MS
     # Spark calls when its clock has passed the timeout; a timer is due when its time is reached.
     # A timer that was registered too late for this epoch fires in the next one.
     return max(earliest_timer_ms - 1, clock.earliest_timeout_ms)

@@ -17,14 +17,14 @@ from pyspark_ckpt.operator.capture.capture_file import CapturedProgram
 from pyspark_ckpt.operator.capture.described import described
 from pyspark_ckpt.operator.capture.recording import SeenInput
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor, QuarantineLimits
-from pyspark_ckpt.operator.quarantine.parked_keys import KEYS_STATE
 from pyspark_ckpt.operator.quarantine.quarantine import Quarantine, Releases
+from pyspark_ckpt.operator.quarantine.quarantined_keys import KEYS_STATE
 from pyspark_ckpt.operator.quarantine.releases import NO_RELEASES
 from pyspark_ckpt.operator.rows.input import InputColumns
 from pyspark_ckpt.operator.rows.keys import key_groups_of
 from pyspark_ckpt.operator.rows.mode import InputMode
-from pyspark_ckpt.operator.rows.parked import RowKeeping
 from pyspark_ckpt.operator.rows.parts import InputParts
+from pyspark_ckpt.operator.rows.quarantined import RowKeeping
 from pyspark_ckpt.operator.rows.sent_rows import SentRows
 from pyspark_ckpt.operator.rows.sides import (
     BroadcastRows,
@@ -87,7 +87,7 @@ class OperatorFunction:
         where = f"operator {handle.uid!r}, subtask {handle.subtask}"
         states = ProcessorHandle(table, clock, where, handle.states, self.schemas, self.migrations)
         quarantine: Callable[[], Quarantine] | None = None
-        # A key may be parked, or a run before this one has parked one.
+        # A key may be quarantined, or a run before this one has quarantined one.
         if self.keeping is not None or any(state.name == KEYS_STATE for state in handle.states):
             key_groups = key_groups_of(handle.subtask, handle.parallelism, handle.max_parallelism)
             quarantine = partial(
@@ -115,7 +115,7 @@ class OperatorFunction:
             None if self.broadcast is None else self.broadcast.columns,
             self.schemas,
             (operator.processor, operator.code_sha256),
-            parks=self.keeping is not None,
+            quarantines=self.keeping is not None,
         )
 
     def read_stream(

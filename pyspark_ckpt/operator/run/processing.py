@@ -35,8 +35,8 @@ from pyspark_ckpt.errors import (
     StateValueError,
 )
 from pyspark_ckpt.operator.modes.arrow import timer_tables_of
-from pyspark_ckpt.operator.quarantine.parked_keys import RowsOfEpoch
 from pyspark_ckpt.operator.quarantine.quarantine import OnError, Quarantine
+from pyspark_ckpt.operator.quarantine.quarantined_keys import RowsOfEpoch
 from pyspark_ckpt.operator.rows.mode import InputMode, Output, Part
 from pyspark_ckpt.operator.rows.output import CHUNK_ROWS
 from pyspark_ckpt.operator.rows.sent_rows import SentRows
@@ -68,7 +68,7 @@ class EpochProcessing:
     """Runs a processor over one epoch of one subtask.
 
     If `completed_checkpoint_id` is set before :meth:`run`, the processor is notified of it.
-    `quarantine` is opened after ``init`` and calls `on_parking` if that was set before; it is
+    `quarantine` is opened after ``init`` and calls `on_quarantining` if that was set before; it is
     ``None`` if the operator never had one. `part_under_way` has the rows that the processor works
     on, and `timers_under_way` the stored keys of a call for several timers.
     """
@@ -88,7 +88,7 @@ class EpochProcessing:
     ) -> None:
         self._open_quarantine = quarantine
         self.quarantine: Quarantine | None = None
-        self.on_parking: OnError | None = None
+        self.on_quarantining: OnError | None = None
         self._sources = sources
         self._initial_mode = initial_mode
         self._processor = processor
@@ -159,9 +159,9 @@ class EpochProcessing:
             notified.notifyCheckpointComplete(self.completed_checkpoint_id)
         if self._open_quarantine is not None:
             opened = self._open_quarantine()
-            if opened.parks:
+            if opened.quarantines:
                 self.quarantine = opened
-                opened.on_error = self.on_parking
+                opened.on_error = self.on_quarantining
             else:
                 opened.end()
         attributes.end_of_init()
@@ -298,7 +298,7 @@ class EpochProcessing:
         for rows in kept:
             part = self._mode.part([rows.sent])
             if part.stored[0][1] != stored[1]:
-                raise StateError(f"{self._where}: the rows of a parked key have another key")
+                raise StateError(f"{self._where}: the rows of a quarantined key have another key")
             self._table.begin_part(part.stored)
             self._table.enter(0)
             if self.states.ages_in_event_time:

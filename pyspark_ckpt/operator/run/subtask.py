@@ -247,7 +247,7 @@ class SubtaskFunction:
                 times = KeyTimes(processing.key_under_way)
                 with sampled(times):
                     yield from recording.run(processing, read, epoch.number)
-                parked = processing.quarantine
+                quarantined = processing.quarantine
                 handle = end_epoch(
                     epoch.storage,
                     handle,
@@ -264,8 +264,8 @@ class SubtaskFunction:
                         lost_attributes=processing.lost_attributes,
                         open_ms=round(1000 * (opened - began)),
                         process_ms=round(1000 * (time.monotonic() - opened)),
-                        parked_keys=0 if parked is None else parked.parked_keys,
-                        parked_rows=0 if parked is None else parked.parked_rows,
+                        quarantined_keys=0 if quarantined is None else quarantined.quarantined_keys,
+                        quarantined_rows=0 if quarantined is None else quarantined.quarantined_rows,
                         pandas_hand_overs=int(not self._gets_arrow),
                         backend=copy.backend.figures() if epoch.runtime.measures_backend else {},
                     ),

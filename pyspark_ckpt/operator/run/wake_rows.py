@@ -3,7 +3,7 @@
 In epoch 0 a subtask with an initial state puts its first handle into Spark's state store. Otherwise
 the first checkpoint would lack the state of keys without rows, and their timers would never fire.
 
-In an epoch that releases parked keys, every subtask releases its own.
+In an epoch that releases quarantined keys, every subtask releases its own.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ LIBRARY_PREFIX = "__quarantine"
 """Prefix of the names of states that the library keeps, which no processor asks for."""
 
 ROWS_STATE = f"{LIBRARY_PREFIX}_rows"
-"""The state of the rows of parked keys. Its schema never evolves."""
+"""The state of the rows of quarantined keys. Its schema never evolves."""
 
 KEY = "(key)"
 """Stands in the report for the operator's key."""

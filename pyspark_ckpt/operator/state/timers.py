@@ -8,7 +8,7 @@ from functools import partial
 from typing import NoReturn
 
 from pyspark_ckpt.errors import StateError, TimeModeError
-from pyspark_ckpt.formats.handle import PARKED_TIMERS_MS
+from pyspark_ckpt.formats.handle import QUARANTINED_TIMERS_MS
 from pyspark_ckpt.formats.modes import TimeMode
 from pyspark_ckpt.operator.table.keys import StoredKey
 from pyspark_ckpt.operator.table.stored_keys import (
@@ -54,7 +54,7 @@ class Timers:
     """The timers of a subtask in one epoch.
 
     A timer that is registered while timers fire, and is already due, fires in the next epoch. The
-    timers of `parked` keys, given as key group and encoded key, do not fire.
+    timers of `quarantined` keys, given as key group and encoded key, do not fire.
     """
 
     def __init__(self, table: StateTable, clock: EpochClock, where: str) -> None:
@@ -64,7 +64,7 @@ class Timers:
         self._fires_from_ms: int | None = None
         self._last_taken = b""
         self._registered_while_firing: set[bytes] = set()
-        self.parked: Container[StoredKey] = ()
+        self.quarantined: Container[StoredKey] = ()
 
     def register(self, time_ms: int) -> None:
         """Register a timer for the current key; registering it twice changes nothing."""
@@ -146,7 +146,7 @@ class Timers:
         The caller repeats the call until the list is empty. Timers that are registered in the
         meantime wait for the next epoch. As in PySpark, a timer that is due at the first call fires
         once, even if an earlier timer of its key deletes it, or deletes it and registers it again.
-        If the key is parked before that, it fires after the release.
+        If the key is quarantined before that, it fires after the release.
 
         StateError is raised if a timer that was returned before is still stored, because it would
         fire for ever.
@@ -157,8 +157,8 @@ class Timers:
         for stored_key, left in self._table.scan(TIME_INDEX, _after(now_ms)):
             if stored_key not in self._registered_while_firing:
                 timer = _timer(stored_key)
-                if self.parked and timer.key in self.parked:
-                    if left == _FIRES_ALL_THE_SAME:  # the key was parked after the deletion
+                if self.quarantined and timer.key in self.quarantined:
+                    if left == _FIRES_ALL_THE_SAME:  # the key was quarantined after the deletion
                         self.keep(timer)
                     continue
                 if stored_key <= last_taken:
@@ -179,16 +179,16 @@ class Timers:
     def earliest_ms(self) -> int | None:
         """Return when the next timer of any key is due, ``None`` if there is none.
 
-        If there are some, and all are of parked keys, it is :data:`PARKED_TIMERS_MS`.
+        If there are some, and all are of quarantined keys, it is :data:`QUARANTINED_TIMERS_MS`.
         """
         first = self._table.first_below(TIME_INDEX)
         if first is None:
             return None
-        if not self.parked:
+        if not self.quarantined:
             return _timer(first).time_ms
         timers = (_timer(stored_key) for stored_key, _ in self._table.scan(TIME_INDEX))
-        found = (timer.time_ms for timer in timers if timer.key not in self.parked)
-        return next(found, PARKED_TIMERS_MS)
+        found = (timer.time_ms for timer in timers if timer.key not in self.quarantined)
+        return next(found, QUARANTINED_TIMERS_MS)
 
     def _is_to_fire(self, time_ms: int, by_time: bytes) -> bool:
         """Return whether timers fire and a timer has not had its turn yet."""

@@ -34,7 +34,7 @@ import msgspec
 
 from pyspark_ckpt.clock import now_ms
 from pyspark_ckpt.errors import CheckpointAbortedError, FencedError
-from pyspark_ckpt.formats.handle import PARKED_TIMERS_MS, Handle
+from pyspark_ckpt.formats.handle import QUARANTINED_TIMERS_MS, Handle
 from pyspark_ckpt.formats.layout import DRAIN_MARKER, DRAINED_COMMIT
 from pyspark_ckpt.formats.location_files import read_small_file
 from pyspark_ckpt.formats.modes import TimeMode
@@ -225,7 +225,7 @@ class LastEpochs:
                 for handle in handles_of(epoch)
                 if handle.time_mode == TimeMode.EVENT_TIME
                 and handle.timeout_ms is not None
-                and handle.timeout_ms != PARKED_TIMERS_MS
+                and handle.timeout_ms != QUARANTINED_TIMERS_MS
             ]
             if not timeouts:
                 return

@@ -36,7 +36,6 @@ from pyspark_ckpt.operator.descriptor import Runtime
 from pyspark_ckpt.operator.plan.initial_state import handles_of, initial_state_of
 from pyspark_ckpt.operator.plan.operator import MIN, POLICY
 from pyspark_ckpt.operator.plan.parallelism import parallelism_key, set_parallelism
-from pyspark_ckpt.restore.location.exchange import finish_restart
 from pyspark_ckpt.restore.location.seedings import (
     begin_seeding,
     is_half_seeded,
@@ -50,6 +49,7 @@ from pyspark_ckpt.restore.location.sink_path import (
     note_path,
     prepare_path,
 )
+from pyspark_ckpt.restore.location.swap import finish_restart
 from pyspark_ckpt.restore.location.way_back import (
     damaged_location,
     lost_metadata,
@@ -380,9 +380,9 @@ class StartLocation:
         self.note_content()
 
     def note_content(self) -> None:
-        """Note the newest offsets, by which :meth:`check_not_exchanged` knows the content again.
+        """Note the newest offsets, by which :meth:`check_not_swapped` knows the content again.
 
-        Nobody replaces the offsets of an epoch but an exchange, and a drain that this start
+        Nobody replaces the offsets of an epoch but a swap, and a drain that this start
         finishes, after which it notes them again.
         """
         begun = None if self._is_half_seeded else self._log.begun_epoch()
@@ -392,14 +392,14 @@ class StartLocation:
         path = f"offsets/{begun}"
         self._found_offsets = path, self.storage.fingerprint(path)
 
-    def check_not_exchanged(self, query_id: str | None = None) -> None:
-        """Check that no driver has exchanged the content since it was found whole.
+    def check_not_swapped(self, query_id: str | None = None) -> None:
+        """Check that no driver has swapped the content since it was found whole.
 
-        After this driver has fenced those before it, none of them begins an exchange. What one of
+        After this driver has fenced those before it, none of them begins a swap. What one of
         them began before is seen here.
 
         `query_id` is the id of the query that is about to begin, because a restore by another
-        driver changes the id. ``FencedError`` is raised if another driver exchanges or fills the
+        driver changes the id. ``FencedError`` is raised if another driver swaps or fills the
         location, or has done so.
         """
         if query_id is not None and (
@@ -414,14 +414,14 @@ class StartLocation:
             place_path(self._place_number + 1)
         ):
             raise self._has_other_place()
-        exchanged = self.storage.exists(ROLLBACK_MARKER)
-        if not exchanged and self._found_offsets is not None:
+        swapped = self.storage.exists(ROLLBACK_MARKER)
+        if not swapped and self._found_offsets is not None:
             path, found = self._found_offsets
             try:
-                exchanged = self.storage.fingerprint(path) != found
+                swapped = self.storage.fingerprint(path) != found
             except FileNotFoundError:
-                exchanged = True
-        if exchanged:
+                swapped = True
+        if swapped:
             raise FencedError(
                 f"{self.storage.url}: another driver has restarted the query in place, or rolled "
                 "it back, while this one was starting. Run a query once at a time: let that driver "

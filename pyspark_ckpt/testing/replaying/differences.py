@@ -16,7 +16,7 @@ from pyspark_ckpt.formats.handle import StateDescriptor
 from pyspark_ckpt.operator.capture.capture_file import CapturedEpoch
 from pyspark_ckpt.operator.capture.described import columns_of
 from pyspark_ckpt.operator.capture.recording import KEY_COLUMN, STEP_COLUMN
-from pyspark_ckpt.operator.quarantine.parked_keys import KEYS_STATE, comparable
+from pyspark_ckpt.operator.quarantine.quarantined_keys import KEYS_STATE, comparable
 from pyspark_ckpt.operator.rows.sent_rows import SentRows
 from pyspark_ckpt.operator.state.kinds import Movement, StateKind, kind_of
 from pyspark_ckpt.operator.table.catalog import struct_type

@@ -23,10 +23,10 @@ from pyspark_ckpt.operator.descriptor import OnError, OperatorDescriptor
 from pyspark_ckpt.operator.modes.arrow import ArrowProcessor
 from pyspark_ckpt.operator.modes.batches import BatchInput, BatchProcessor
 from pyspark_ckpt.operator.plan.declared import copy_as_sent, no_instance
-from pyspark_ckpt.operator.quarantine.parked_keys import KEYS_STATE, ParkedKey, comparable
+from pyspark_ckpt.operator.quarantine.quarantined_keys import KEYS_STATE, QuarantinedKey, comparable
 from pyspark_ckpt.operator.quarantine.releases import EVERY_KEY, ReleasedKeys
 from pyspark_ckpt.operator.rows.keys import key_groups_of
-from pyspark_ckpt.operator.rows.parked import ParkedRows
+from pyspark_ckpt.operator.rows.quarantined import QuarantinedRows
 from pyspark_ckpt.operator.rows.sent_rows import SentRows
 from pyspark_ckpt.operator.rows.sides import BroadcastRows, EpochInput
 from pyspark_ckpt.operator.run.function import OperatorFunction
@@ -171,25 +171,25 @@ class SubtaskReplay:
     def _load(self, part: ReadPart, touched: Mapping[StoredKey, None]) -> None:
         """Bring the entries that both runs have alike to what they were before the epoch."""
         epoch, new = part.epoch, part.before()
-        parking = Parking(epoch.handle.states)
-        past = self._captured.remove_past(touched, _clock(epoch).timers_now_ms, parking)
+        quarantining = Quarantining(epoch.handle.states)
+        past = self._captured.remove_past(touched, _clock(epoch).timers_now_ms, quarantining)
         old = self._captured.of((None, *touched))
         places = sorted({*past, *old, *new})
         mine = dict(zip(places, self._backend.get_many(places), strict=True))
         alike = {
             place
             for place, value in mine.items()
-            if parking.is_alike(place, value, past.get(place, old.get(place)))
+            if quarantining.is_alike(place, value, past.get(place, old.get(place)))
         }
-        still_parked = {
-            key_of(place) for place in past if parking.has(place) and place not in alike
+        still_quarantined = {
+            key_of(place) for place in past if quarantining.has(place) and place not in alike
         }
         self._apply(
             {
                 place: new.get(place)
                 for place in alike
                 if mine[place] != new.get(place)
-                and not (parking.has(place) and key_of(place) in still_parked)
+                and not (quarantining.has(place) and key_of(place) in still_quarantined)
             }
         )
         self._captured.begin_epoch(new, touched)
@@ -213,8 +213,8 @@ class SubtaskReplay:
                 epoch.handle, table, _clock(epoch), epoch.epoch, _Releases(epoch.released)
             )
             processing.completed_checkpoint_id = epoch.completed_checkpoint_id
-            if epoch.parked:
-                processing.on_parking = _raise_again
+            if epoch.quarantined:
+                processing.on_quarantining = _raise_again
             received = None if broadcast is None else broadcast.received(part.broadcast())
             given = EpochInput(iter(part.rows()), received)
             for _ in recorder.run(processing, lambda: given, epoch.epoch):
@@ -229,12 +229,12 @@ def _clock(epoch: CapturedEpoch) -> EpochClock:
 
 
 def _raise_again(step: str, error: Exception, text: str) -> str:  # noqa: ARG001
-    """Raise the error for which the query parked the key."""
+    """Raise the error for which the query quarantined the key."""
     raise error
 
 
 class _Releases:
-    """The parked keys that the captured epoch released."""
+    """The quarantined keys that the captured epoch released."""
 
     def __init__(self, released: Released) -> None:
         self._released = released
@@ -265,7 +265,7 @@ def _function(
         max_parallelism=handle.max_parallelism,
         key_schema=handle.key_schema,
         time_mode=handle.time_mode,
-        on_error=OnError.QUARANTINE if program.parks else OnError.FAIL,
+        on_error=OnError.QUARANTINE if program.quarantines else OnError.FAIL,
     )
     broadcast = None
     if program.broadcast is not None:
@@ -282,7 +282,7 @@ def _function(
         migrations,
         broadcast,
         initial=None,
-        keeping=ParkedRows(columns) if program.parks else None,
+        keeping=QuarantinedRows(columns) if program.quarantines else None,
     )
     return function, broadcast
 
@@ -324,7 +324,7 @@ class CapturedState:
 
     Epochs may be missing between two that were captured. Of a key that the next one does not work
     on, two things are known all the same: no timer of it is due, because due timers are worked on,
-    and it is not parked, because each parked key is kept with the epoch.
+    and it is not quarantined, because each quarantined key is kept with the epoch.
     """
 
     def __init__(self) -> None:
@@ -352,14 +352,16 @@ class CapturedState:
         self._put(writes.items())
 
     def remove_past(
-        self, touched: Container[StoredKey], now_ms: int | None, parking: Parking
+        self, touched: Container[StoredKey], now_ms: int | None, quarantining: Quarantining
     ) -> Entries:
         """Remove, before an epoch, what is over of keys that it does not work on; return it."""
         past: Entries = {}
-        for key in self._worked_on:  # these have each parked key of the last epoch
+        for key in self._worked_on:  # these have each quarantined key of the last epoch
             if key not in touched:
                 past |= {
-                    place: value for place, value in self._by_key[key].items() if parking.has(place)
+                    place: value
+                    for place, value in self._by_key[key].items()
+                    if quarantining.has(place)
                 }
         while self._by_time and now_ms is not None and _time_ms(self._by_time[0]) <= now_ms:
             place = _below_key(heapq.heappop(self._by_time))
@@ -387,8 +389,8 @@ class CapturedState:
                     heapq.heappush(self._by_time, by_time)
 
 
-class Parking:
-    """The two states of the parked keys among the states of an epoch."""
+class Quarantining:
+    """The two states of the quarantined keys among the states of an epoch."""
 
     def __init__(self, states: Sequence[StateDescriptor]) -> None:
         live = {
@@ -403,21 +405,21 @@ class Parking:
             self._decode = codec_of(states[self._keys_id], KEYS_STATE).decode
 
     def has(self, place: bytes) -> bool:
-        """Return whether an entry is of a parked key or of its rows."""
+        """Return whether an entry is of a quarantined key or of its rows."""
         return is_keyed(place) and state_id_of(place) in self._ids
 
     def is_alike(self, place: bytes, value: bytes | None, other: bytes | None) -> bool:
         """Return whether two values of an entry mean the same.
 
-        The lines of code in the error of a parked key do not count: an equal program may have them
-        elsewhere.
+        The lines of code in the error of a quarantined key do not count: an equal program may have
+        them elsewhere.
         """
         if value == other or value is None or other is None or self._decode is None:
             return value == other
         if not is_keyed(place) or state_id_of(place) != self._keys_id:
             return False
         first, second = (
-            comparable(msgspec.structs.asdict(ParkedKey(*self._decode(each))))
+            comparable(msgspec.structs.asdict(QuarantinedKey(*self._decode(each))))
             for each in (value, other)
         )
         return first == second

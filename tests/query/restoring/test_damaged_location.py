@@ -283,7 +283,7 @@ def error_of(job: Job) -> ckpt.CkptError | None:
 
 
 def content(location: Path) -> dict[str, str]:
-    """Return the digests of the files that a rollback exchanges, by their paths."""
+    """Return the digests of the files that a rollback swaps, by their paths."""
     found = {Path(name).relative_to(location): each for name, each in digests(location).items()}
     return {str(path): each for path, each in found.items() if path.parts[0] != "_seedings"}
 

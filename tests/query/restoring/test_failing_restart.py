@@ -16,7 +16,7 @@ from pyspark_ckpt.formats.requests import RequestFiles
 from pyspark_ckpt.query.coordinator import CheckpointCoordinator
 from pyspark_ckpt.query.start import QueryStart
 from pyspark_ckpt.restarting import staging
-from pyspark_ckpt.restore.location import exchange
+from pyspark_ckpt.restore.location import swap
 from pyspark_ckpt.storage.open import LocalStorage
 from pyspark_ckpt.stores.directory import CompletedCheckpoints
 from tests.query.harness import (
@@ -45,7 +45,7 @@ def job(job: Job) -> Job:
 
 @pytest.mark.further
 def test_a_restart_that_fails_half_way(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The query stops, its location is exchanged, the start fails: it runs as before."""
+    """The query stops, its location is swapped, the start fails: it runs as before."""
     with session_conf(job.spark, {PARTITIONS: "2"}):
         epoch_of(job)
         query = writer_of(job).start()
@@ -193,7 +193,7 @@ def test_a_restart_that_leaves_the_query_stopped_refuses_requests_and_lets_it_be
             coordinator.stops.keep_stopped()
         else:
             coordinator.watched.note(ckpt.FailedCheckpointsError("no luck"))
-        msg = "no exchange"
+        msg = "no swap"
         raise OSError(msg)
 
     with session_conf(job.spark, {PARTITIONS: "2"}):
@@ -201,7 +201,7 @@ def test_a_restart_that_leaves_the_query_stopped_refuses_requests_and_lets_it_be
         query = writer_of(job).start()
         query.processAllAvailable()
         monkeypatch.setattr(restarts, "_changed", ends)
-        with pytest.raises(OSError, match="no exchange"):
+        with pytest.raises(OSError, match="no swap"):
             query.rescale(3)
         assert not query.isActive
         answer = files.answer_to(posted[0])
@@ -244,7 +244,7 @@ def test_a_restart_that_the_user_interrupts(
                 query.awaitTermination()
 
 
-def test_an_exchange_that_fails_in_its_midst_is_undone(
+def test_an_swap_that_fails_in_its_midst_is_undone(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The storage is away for one move; the query runs on with the subtasks that it had."""
@@ -335,10 +335,8 @@ def _lose_epoch(job: Job, epoch: int) -> None:
 
 
 @pytest.mark.further
-def test_a_location_that_is_half_exchanged_starts(
-    job: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A driver that ends within the exchange leaves a location that the next start finishes."""
+def test_a_location_that_is_half_swapped_starts(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver that ends within the swap leaves a location that the next start finishes."""
     with session_conf(job.spark, {PARTITIONS: "2"}):
         epoch_of(job)
         query = writer_of(job).start()
@@ -350,7 +348,7 @@ def test_a_location_that_is_half_exchanged_starts(
         def ends(*arguments: Any) -> None:
             raise EndedError
 
-        monkeypatch.setattr(exchange, "_move_out", ends)
+        monkeypatch.setattr(swap, "_move_out", ends)
         monkeypatch.setattr(Restarts, "_start_as_before", lambda *_: None)
         with pytest.raises(EndedError):
             query.rescale(3)
@@ -368,7 +366,7 @@ def test_a_location_that_is_half_exchanged_starts(
 def test_a_driver_that_starts_meanwhile_keeps_its_location(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first driver is paused before it exchanges anything; the other one commits an epoch."""
+    """The first driver is paused before it swaps anything; the other one commits an epoch."""
     with session_conf(job.spark, {PARTITIONS: "2"}):
         epoch_of(job)
         query = writer_of(job).start()
@@ -379,9 +377,9 @@ def test_a_driver_that_starts_meanwhile_keeps_its_location(
             epoch_of(job)
             others.append(writer_of(job).start())
             others[0].processAllAvailable()
-            exchange.exchange(*arguments)
+            swap.swap(*arguments)
 
-        monkeypatch.setattr(staging, "exchange", paused)
+        monkeypatch.setattr(staging, "swap", paused)
         monkeypatch.setattr(QueryStart, "alone", lambda _: nullcontext())  # as in two processes
         with pytest.raises(ckpt.FencedError):
             query.rescale(3)

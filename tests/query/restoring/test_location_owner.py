@@ -10,7 +10,7 @@ import pytest
 from py4j.protocol import Py4JJavaError
 
 import pyspark_ckpt as ckpt
-from pyspark_ckpt.restore.location.exchange import Exchange, exchange
+from pyspark_ckpt.restore.location.swap import Swap, swap
 from pyspark_ckpt.storage.open import LocalStorage
 from tests.query.harness import (
     CHECKPOINT_DIR,
@@ -154,11 +154,11 @@ def test_a_rollback_gives_the_location_another_directory_and_back(
             moves.append(relative)
             move(storage, relative, target)
 
-        def copy_first(location: LocalStorage, wanted: Exchange, check: Any) -> None:
+        def copy_first(location: LocalStorage, wanted: Swap, check: Any) -> None:
             shutil.copytree(location.root, job.base / "mid-copy")
-            exchange(location, wanted, check)
+            swap(location, wanted, check)
 
-        cut_off.setattr("pyspark_ckpt.restarting.rollback.exchange", copy_first)
+        cut_off.setattr("pyspark_ckpt.restarting.rollback.swap", copy_first)
         cut_off.setattr(LocalStorage, "move", move_some)
         with pytest.raises(KeyboardInterrupt):
             ckpt.rollback(str(job.location_path), Path(first).name, root)

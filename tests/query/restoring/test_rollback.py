@@ -59,7 +59,7 @@ def test_rollback(job: Job) -> None:
     made = ckpt.rollback(location, to)
     kept = Path(made.kept)
     moved = {str(kept / Path(k).relative_to(job.location_path)): v for k, v in before.items()}
-    claims = {str(path) for path in kept.glob("_exchange-*")}  # and a term of a driver, below
+    claims = {str(path) for path in kept.glob("_swap-*")}  # and a term of a driver, below
     found = {k: v for k, v in digests(kept).items() if k not in claims}
     (term,) = found.keys() - moved.keys()
     assert Path(term).parent.name == "drivers"
@@ -252,23 +252,23 @@ def test_of_two_rollbacks_at_once_the_later_one_counts(
 def test_a_rollback_that_fails_leaves_what_the_later_one_stages(
     job: Job, monkeypatch: pytest.MonkeyPatch, is_outside: bool
 ) -> None:
-    """The first fails while the second is about to exchange the content."""
+    """The first fails while the second is about to swap the content."""
     outside = str(job.base / "outside") if is_outside else None
     job, names, location = three_epochs(job.using({CHECKPOINT_DIR: outside} if outside else {}))
-    seed, exchange = rolling_back.seed, rolling_back.exchange
+    seed, swap = rolling_back.seed, rolling_back.swap
     staged, has_failed = threading.Event(), threading.Event()
 
     def waits(*arguments: Any) -> None:
         staged.set()
         assert has_failed.wait(60)
-        exchange(*arguments)
+        swap(*arguments)
 
     with ThreadPoolExecutor(1) as pool:
         later = []
 
         def beside_another(*arguments: Any, **named: Any) -> None:
             monkeypatch.setattr(rolling_back, "seed", seed)
-            monkeypatch.setattr(rolling_back, "exchange", waits)
+            monkeypatch.setattr(rolling_back, "swap", waits)
             later.append(pool.submit(ckpt.rollback, location, names[0], outside))
             assert staged.wait(60)
             msg = "what was staged is gone"
@@ -292,18 +292,18 @@ def test_a_rollback_that_is_overtaken_at_its_last_step_changes_nothing(
 ) -> None:
     """Another one claims the location after the staging, when nothing was moved yet."""
     job, names, location = three_epochs(job)
-    exchange = rolling_back.exchange
+    swap = rolling_back.swap
 
     def overtaken(*arguments: Any) -> None:
-        monkeypatch.setattr(rolling_back, "exchange", exchange)
+        monkeypatch.setattr(rolling_back, "swap", swap)
         if finished:
             ckpt.rollback(location, names[0])
         else:
             with closing(find_store(LocalStorage(job.checkpoint_path))) as store:
                 store.claim()
-        exchange(*arguments)
+        swap(*arguments)
 
-    monkeypatch.setattr(rolling_back, "exchange", overtaken)
+    monkeypatch.setattr(rolling_back, "swap", overtaken)
     with pytest.raises(ckpt.FencedError):
         ckpt.rollback(location, names[1])
     again = job.but(out="out2") if finished else job

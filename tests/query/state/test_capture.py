@@ -264,7 +264,7 @@ def test_a_crash_is_a_unit_test(job: Job) -> None:
 
 
 @pytest.mark.further
-def test_a_parked_key_is_a_unit_test_too(job: Job) -> None:
+def test_a_quarantined_key_is_a_unit_test_too(job: Job) -> None:
     job = job.but(processor=Raising, output=TOTALS, arguments={"onError": "quarantine"})
     job = job.using({ON_FAILURE: "true"})
     job.feed.add(FILES[0])
@@ -295,7 +295,9 @@ def test_released_rows_are_replayed(job: Job, tmp_path: Path) -> None:
     file = saved(job, tmp_path)
     results = replay(file, Raising()), replay(file, Totals())
     assert {each.epoch for each in results[0].differences} == {2}  # the mended program ran then
-    assert {each.epoch for each in results[1].differences} == {0}  # later b is parked as it was
+    assert {each.epoch for each in results[1].differences} == {
+        0
+    }  # later b is quarantined as it was
     released = ckpt.capture(str(job.location_path), 2).save(tmp_path / "released.capture")
     replay(released, Totals()).assert_same()
 

@@ -1,4 +1,4 @@
-"""Keys whose processor raises are parked in a query, and released by the mended program."""
+"""Keys whose processor raises are quarantined in a query, and released by the mended program."""
 
 from __future__ import annotations
 
@@ -68,9 +68,9 @@ class Mended(Flaky):
     is_mended = True
 
 
-def parked(query: ckpt.CheckpointedQuery) -> tuple[int, int]:
+def quarantined(query: ckpt.CheckpointedQuery) -> tuple[int, int]:
     (progress,) = query.lastOperatorProgress
-    return progress["numParkedKeys"], progress["numParkedRows"]
+    return progress["numQuarantinedKeys"], progress["numQuarantinedRows"]
 
 
 def wanted(*epochs: list[tuple[str, int]]) -> dict[str, list[tuple[int, str]]]:
@@ -115,11 +115,11 @@ def test_one_bad_key_waits_for_the_mended_program(job: Job, backend: str) -> Non
     job = flaky(job).using({BACKEND: backend})
     query = job.run()
     right = wanted(*epochs)
-    assert parked(query) == (1, 4)
-    (shown,) = timeline_of(QueryPlace("key", LocalStorage(job.checkpoint_path), None)).parked
-    assert (shown.uid, shown.parked_keys, shown.parked_rows) == ("op", 1, 4)
+    assert quarantined(query) == (1, 4)
+    (shown,) = timeline_of(QueryPlace("key", LocalStorage(job.checkpoint_path), None)).quarantined
+    assert (shown.uid, shown.quarantined_keys, shown.quarantined_rows) == ("op", 1, 4)
     newest = ckpt.history(str(job.location_path)).iloc[-1]
-    assert (newest.kind, newest.parked_keys, newest.parked_rows) == ("checkpoint", 1, 4)
+    assert (newest.kind, newest.quarantined_keys, newest.quarantined_rows) == ("checkpoint", 1, 4)
     assert by_key(job) == {**right, "k3": right["k3"][:1]}
     query.release("op", ["k3"])  # for whichever run comes next
 
@@ -127,7 +127,7 @@ def test_one_bad_key_waits_for_the_mended_program(job: Job, backend: str) -> Non
     mended = job.but(processor=Mended)
     query = mended.run()
     assert by_key(job) == wanted(*epochs, [("k5", 5)])
-    assert parked(query) == (0, 0)
+    assert quarantined(query) == (0, 0)
     job.feed.add([("k3", 35)])
     mended.run()
     assert by_key(job) == wanted(*epochs, [("k5", 5)], [("k3", 35)])
@@ -147,14 +147,16 @@ class Alarmed(Flaky):
 
 
 @pytest.mark.parametrize("is_drained", [False, True])
-def test_timers_of_parked_keys_keep_their_clock(job: Job, tmp_path: Path, is_drained: bool) -> None:
+def test_timers_of_quarantined_keys_keep_their_clock(
+    job: Job, tmp_path: Path, is_drained: bool
+) -> None:
     """They are all that the operator has, and neither fire nor are fired by a drain."""
     job = flaky(job, feed=timed_feed(tmp_path / "timed"), time_mode="EventTime", watermark="ts")
     job = job.but(processor=Alarmed)
     job.feed.add([("a", 1, at(0))], [("a", BAD, at(1))])
     with job.running() as query:
         query.processAllAvailable()
-        assert parked(query) == (1, 1)
+        assert quarantined(query) == (1, 1)
         saved = query.stopWithSavepoint(str(tmp_path / "saved"), is_drained).path
     assert ckpt.open_state(saved).timers("op").to_pandas()["k"].tolist() == ["a"]
     for parallelism in (None, 3):
@@ -178,16 +180,16 @@ def test_a_release_in_place_takes_one_epoch(job: Job) -> None:
         job.feed.add([("c", 1)])
         await_progress(query, 1)
         query.processAllAvailable()
-        assert parked(query) == (2, 2)  # the program is as it was
+        assert quarantined(query) == (2, 2)  # the program is as it was
         job.feed.add([("c", 2), ("a", 7)])
         query.processAllAvailable()
-        assert parked(query) == (2, 3)
+        assert quarantined(query) == (2, 3)
     assert by_key(job) == {"c": [(1, "[1]"), (2, "[2]")]}
 
 
 @pytest.mark.soak
-def test_the_mended_program_takes_over_in_place_and_gets_the_parked_rows(job: Job) -> None:
-    """Parked keys also move with a rescale in place; the query object is the same throughout."""
+def test_the_mended_program_takes_over_in_place_and_gets_the_quarantined_rows(job: Job) -> None:
+    """Quarantined keys also move with a rescale in place; the query object stays the same."""
     epochs = epochs_of(40)
     job.feed.add(*epochs)
     job = flaky(job)
@@ -195,23 +197,23 @@ def test_the_mended_program_takes_over_in_place_and_gets_the_parked_rows(job: Jo
     with _parallelism(job, 2):
         query = writer.format("parquet").start(str(job.base / job.out))
         query.processAllAvailable()
-        assert parked(query) == (1, 4)
+        assert quarantined(query) == (1, 4)
         query.rescale(3)
         job.feed.add([(f"k{number}", 7) for number in range(40)])
         query.processAllAvailable()
-        assert parked(query) == (1, 5)
+        assert quarantined(query) == (1, 5)
         query.restartWith(job.but(processor=Mended).df)
         query.release("op")
         job.feed.add([("k8", 8)])
         query.processAllAvailable()
-        assert parked(query) == (0, 0)
+        assert quarantined(query) == (0, 0)
         query.stop()
     assert by_key(job) == wanted(*epochs, [(f"k{number}", 7) for number in range(40)], [("k8", 8)])
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize(("before", "after"), [(4, 2), (2, 6)])
-def test_parked_keys_move_with_a_savepoint_to_another_parallelism(
+def test_quarantined_keys_move_with_a_savepoint_to_another_parallelism(
     job: Job, before: int, after: int
 ) -> None:
     epochs = epochs_of(40)
@@ -224,7 +226,7 @@ def test_parked_keys_move_with_a_savepoint_to_another_parallelism(
     state = ckpt.open_state(path)
     table = state.state("op", "__quarantine_rows").to_pandas()
     assert table["v"].tolist() == [3, BAD, 33, 34]
-    assert table["parked_in_epoch"].tolist() == [1, 1, 1, 2]
+    assert table["quarantined_in_epoch"].tolist() == [1, 1, 1, 2]
     (error,) = state.state("op", "__quarantine").to_pandas()["error"]
     assert error.startswith("ValueError: value -1")
 
@@ -234,11 +236,11 @@ def test_parked_keys_move_with_a_savepoint_to_another_parallelism(
     )  # fmt: skip
     with _parallelism(job, after), fork.running(restore=path) as query:
         query.processAllAvailable()
-        assert parked(query)[0] in (0, 1)
+        assert quarantined(query)[0] in (0, 1)
         query.release("op")
         job.feed.add([("k8", 8)])
         query.processAllAvailable()
-        assert parked(query) == (0, 0)
+        assert quarantined(query) == (0, 0)
     right = wanted(*epochs, [("k9", 9)], [("k8", 8)])
     assert by_key(fork) == {"k3": right["k3"][1:], "k8": right["k8"][-1:], "k9": right["k9"][-1:]}
 
@@ -248,7 +250,7 @@ def _parallelism(job: Job, parallelism: int) -> AbstractContextManager[None]:
 
 
 @pytest.mark.soak
-def test_a_parked_key_is_erased_and_gets_no_other_name(job: Job) -> None:
+def test_a_quarantined_key_is_erased_and_gets_no_other_name(job: Job) -> None:
     """Its kept rows have the old key, under which the processor would be called."""
     job = flaky(job)
     job.feed.add([("a", 1), ("b", 2)], [("a", 3), ("b", BAD)])
@@ -259,13 +261,15 @@ def test_a_parked_key_is_erased_and_gets_no_other_name(job: Job) -> None:
     def upper(keys: pd.DataFrame) -> pd.DataFrame:
         return pd.DataFrame({"k": keys.k.str.upper()})
 
-    with pytest.raises(ckpt.PlanError, match=r"'op'.*keys are parked.*release them.* or erase"):
+    with pytest.raises(
+        ckpt.PlanError, match=r"'op'.*keys are quarantined.*release them.* or erase"
+    ):
         ckpt.edit_state(saved).rekey("op", upper, as_pandas=True)
     edit = ckpt.edit_state(saved).erase("op", job.spark.createDataFrame([("b",)], "k string"))
     edited = edit.rekey("op", upper, as_pandas=True).save(str(job.base / "edited"))
     fork = job.but(location="loc2", out="out2")
     job.feed.add([("A", 5), ("B", 6)])
-    assert parked(fork.run(restore=edited.path)) == (0, 0)
+    assert quarantined(fork.run(restore=edited.path)) == (0, 0)
     assert by_key(fork) == {"A": [(3, "[5]")], "B": [(1, "[6]")]}
 
 
@@ -274,7 +278,7 @@ def test_a_program_without_quarantine_and_many_keys_at_once_are_refused(job: Job
     job.feed.add([("a", BAD)])
     flaky(job).run()
     job.feed.add([("a", 1), ("b", 1)])
-    with pytest.raises(ckpt.QuarantineError, match="1 keys are parked"):
+    with pytest.raises(ckpt.QuarantineError, match="1 keys are quarantined"):
         job.but(processor=Mended, output=OUTPUT).run()
     keyed = ckpt.key_by(job.stream(), "k")
     with pytest.raises(ckpt.PlanError, match="handleInputBatch gets all keys in one call"):
@@ -369,7 +373,7 @@ def cities(job: Job) -> DataFrame:
     "method",
     ["transformWithState", pytest.param("transformWithStateInPandas", marks=pytest.mark.further)],
 )
-def test_a_value_that_python_does_not_have_parks_its_key(job: Job, method: str) -> None:
+def test_a_value_that_python_does_not_have_quarantines_its_key(job: Job, method: str) -> None:
     job = job.but(processor=Cities, output=OUTPUT, arguments=PARK, plan=cities, method=method)
     first = [(f"k{number}", number) for number in range(9)]
     bad = [("k1", NO_TEXT), ("k2", NO_DATE), ("k3", NESTED)]
@@ -379,7 +383,7 @@ def test_a_value_that_python_does_not_have_parks_its_key(job: Job, method: str) 
     assert seen == {
         f"k{n}": [1, 2, 3] if n == 4 else [1] if n in (1, 2, 3) else [1, 2] for n in range(9)
     }
-    assert parked(query) == (3, 7)
+    assert quarantined(query) == (3, 7)
     with ckpt.open_state(newest_checkpoint(query)) as state:
         keys = state.state("op", "__quarantine").to_arrow().read_all()
         kept = state.state("op", "__quarantine_rows").to_arrow().read_all()
@@ -392,7 +396,7 @@ def test_a_value_that_python_does_not_have_parks_its_key(job: Job, method: str) 
     assert sorted(of_k1) == ["\0bytes 4fe9", "c1", "c50"]
     query.release("op")
     job.feed.add([("k5", 5)])
-    assert parked(job.run()) == (3, 7)  # nothing has changed for them
+    assert quarantined(job.run()) == (3, 7)  # nothing has changed for them
     assert [n for n, _ in by_key(job)["k5"]] == [1, 2, 3]
 
 
@@ -412,7 +416,7 @@ def test_kept_rows_are_exactly_the_rows_that_came(
     direct = every.but(processor=ShowsMended, location="loc-direct", out="out-direct")
     direct.run()
     query = every.but(processor=Shows, arguments=PARK).run()
-    assert parked(query) == (1, 2)
+    assert quarantined(query) == (1, 2)
     query.release("op")
     spark.createDataFrame([("b", *NOTHING[1:])], ALL_TYPES).write.mode("append").parquet(
         str(source)
@@ -448,7 +452,7 @@ def test_one_bad_key_in_100_000(job: Job, backend: str) -> None:
         job.feed.add([("k2", 2)])
         query.processAllAvailable()
         of_mended = query.triggerCheckpoint().path
-        assert parked(query) == (0, 0)
+        assert quarantined(query) == (0, 0)
     with perfect.running() as query:
         query.processAllAvailable()
         of_perfect = query.triggerCheckpoint().path
@@ -473,7 +477,7 @@ def test_the_command_line_releases(job: Job, capsys: pytest.CaptureFixture[str])
     job.feed.add([("k1", 1), ("k3", BAD), ("k4", BAD)])
     job = flaky(job)
     query = job.run()
-    assert parked(query) == (2, 2)
+    assert quarantined(query) == (2, 2)
     location = str(job.location_path)
     assert main(["release", location, "--operator", "op", "--key", "k3", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
@@ -482,13 +486,15 @@ def test_the_command_line_releases(job: Job, capsys: pytest.CaptureFixture[str])
     assert main(["release", location, "--operator", "op", "--key", "k33", "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["keys"] == [["k33"]]
-    assert answer["note"].startswith("the key was not parked in epoch 0, the newest checkpoint")
+    assert answer["note"].startswith(
+        "the key was not quarantined in epoch 0, the newest checkpoint"
+    )
     job.feed.add([("k1", 2)])
     mended = job.but(processor=Mended)
-    assert parked(mended.run()) == (1, 1)
+    assert quarantined(mended.run()) == (1, 1)
     assert main(["release", location]) == 0
     job.feed.add([("k1", 3)])
-    assert parked(mended.run()) == (0, 0)
+    assert quarantined(mended.run()) == (0, 0)
     assert by_key(job)["k4"] == [(1, f"[{BAD}]")]
     assert main(["release", location, "--operator", "other"]) == 1
     assert "no operator 'other'" in capsys.readouterr().err
@@ -498,27 +504,27 @@ def test_the_command_line_releases(job: Job, capsys: pytest.CaptureFixture[str])
 def test_a_start_releases_all_keys_if_it_is_told_to(job: Job) -> None:
     job.feed.add([("k1", 1), ("k3", BAD)])
     job = flaky(job)
-    assert parked(job.run()) == (1, 1)
+    assert quarantined(job.run()) == (1, 1)
     mended = job.but(processor=Mended)
     job.feed.add([("k1", 2)])
-    assert parked(mended.run()) == (1, 1)
+    assert quarantined(mended.run()) == (1, 1)
     job.feed.add([("k1", 3)])
     released = mended.using({"spark.ckpt.quarantine.release-on-start": "true"})
-    assert parked(released.run()) == (0, 0)
+    assert quarantined(released.run()) == (0, 0)
     assert by_key(job)["k3"] == [(1, f"[{BAD}]")]
 
 
 @pytest.mark.further
 def test_the_first_start_behind_a_rollback_releases_all_keys(job: Job) -> None:
-    """The checkpoints directory is a new one, and the state has parked keys."""
+    """The checkpoints directory is a new one, and the state has quarantined keys."""
     job.feed.add([("k1", 1), ("k3", BAD)])
     job = flaky(job)
     query = job.run()
-    assert parked(query) == (1, 1)
+    assert quarantined(query) == (1, 1)
     newest = newest_checkpoint(query).rpartition("/")[2]
     ckpt.rollback(str(job.location_path), newest)
     job.feed.add([("k1", 2)])
     mended = job.but(processor=Mended, out="out2")
     released = mended.using({"spark.ckpt.quarantine.release-on-start": "true"})
-    assert parked(released.run()) == (0, 0)
+    assert quarantined(released.run()) == (0, 0)
     assert by_key(mended)["k3"] == [(1, f"[{BAD}]")]

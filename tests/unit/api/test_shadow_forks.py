@@ -8,7 +8,7 @@ import pytest
 
 import pyspark_ckpt as ckpt
 from pyspark_ckpt.api.shadowing import Change, check_parent, deleted_on_failure
-from pyspark_ckpt.restore.location.exchange import live_shadows, remove_leftovers_of_restarts
+from pyspark_ckpt.restore.location.swap import live_shadows, remove_leftovers_of_restarts
 from pyspark_ckpt.storage.open import LocalStorage
 
 

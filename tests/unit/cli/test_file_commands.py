@@ -468,15 +468,15 @@ def test_a_line_break_in_a_name_forges_no_line(
 def test_keys_of_a_release_are_shown_as_they_are_given() -> None:
     shown = requested("1", "op", [(b"\xff\x00", "ada", 7)])
     assert json.loads(json.dumps(shown))["keys"] == [["ff00", "ada", 7]]
-    assert requested("1", "op", None)["keys"] == "all parked keys"
+    assert requested("1", "op", None)["keys"] == "all quarantined keys"
 
 
-def test_a_release_without_a_parked_key_asks_for_the_quarantine(
+def test_a_release_without_a_quarantined_key_asks_for_the_quarantine(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     location = archives.newest("heap") / "location"
     for key in ([], ["--null-key"]):
         assert main(["release", str(location), "--operator", "counted", *key]) == 1
         printed = capsys.readouterr().err
-        assert "operator 'counted' had no parked key in epoch" in printed
+        assert "operator 'counted' had no quarantined key in epoch" in printed
         assert "is it built with onError='quarantine'? If it is, wait" in printed

@@ -24,8 +24,8 @@ def with_metrics(handle: Handle, subtask: int, epoch: int, metrics: EpochMetrics
 
 def test_counts_are_summed_times_are_those_of_the_slowest(handle: Handle) -> None:
     first = EpochMetrics(rows=5, keys=2, reads=3, cache_hits=1, writes=2, timers_fired=1,
-                         expired=4, rebuilds=1, open_ms=7, process_ms=20, barrier_ms=3,
-                         requests=2, pandas_hand_overs=1, parked_keys=2, parked_rows=9)  # fmt: skip
+                         expired=4, rebuilds=1, open_ms=7, process_ms=20, barrier_ms=3, requests=2,
+                         pandas_hand_overs=1, quarantined_keys=2, quarantined_rows=9)  # fmt: skip
     second = EpochMetrics(rows=1, keys=1, reads=1, writes=1, open_ms=9, process_ms=10,
                           requests=1)  # fmt: skip
     handles = [with_metrics(handle, 0, 6, first), with_metrics(handle, 2, 6, second)]
@@ -45,7 +45,7 @@ def test_counts_are_summed_times_are_those_of_the_slowest(handle: Handle) -> Non
         "numTimersFired": 1, "numExpired": 4, "numRebuilds": 1, "openTimeMs": 9,
         "processTimeMs": 20, "barrierTimeMs": 3, "readTimeMs": 4,
         "userTimeMs": 5, "writeTimeMs": 8, "numRequests": 3, "numPandasHandOvers": 1,
-        "numParkedKeys": 2, "numParkedRows": 9,
+        "numQuarantinedKeys": 2, "numQuarantinedRows": 9,
         "numKeys": None, "numTimers": None, "states": None,
         "isEstimated": False, "countedAtEpoch": None,
     }  # fmt: skip
@@ -61,10 +61,10 @@ def test_phases_are_those_of_the_slowest_subtask_of_each_epoch(handle: Handle) -
 
 
 def test_a_subtask_that_was_not_called_in_the_epoch_only_shows_its_state(handle: Handle) -> None:
-    idle = with_metrics(handle, 0, 5, EpochMetrics(rows=100, keys=9, parked_keys=3))
+    idle = with_metrics(handle, 0, 5, EpochMetrics(rows=100, keys=9, quarantined_keys=3))
     progress = operator_progress("op", 6, "rocksdb", [idle])
     assert (progress["numSubtasks"], progress["numInputRows"]) == (0, 0)
-    assert progress["numParkedKeys"] == 3  # they are parked still
+    assert progress["numQuarantinedKeys"] == 3  # they are quarantined still
     assert [size["epoch"] for size in progress["subtasks"]] == [5]
 
 

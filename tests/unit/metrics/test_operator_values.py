@@ -43,19 +43,19 @@ def values(metadata: CheckpointMetadata) -> dict[str, list[float]]:
 
 
 @pytest.mark.parametrize("epoch", [EPOCH, EPOCH - 1])
-def test_parked_keys_stay_while_a_subtask_is_not_called(epoch: int) -> None:
+def test_quarantined_keys_stay_while_a_subtask_is_not_called(epoch: int) -> None:
     """What it did is of its last epoch, what it keeps is of now."""
-    idle = handle(0, epoch, rows=10, parked_keys=2, parked_rows=5)
+    idle = handle(0, epoch, rows=10, quarantined_keys=2, quarantined_rows=5)
     found = values(checkpoint(idle, handle(1, EPOCH, rows=4)))
-    assert found["operator_parked_keys"] == [0, 2, 2]
-    assert found["operator_parked_rows"] == [0, 5, 5]
+    assert found["operator_quarantined_keys"] == [0, 2, 2]
+    assert found["operator_quarantined_rows"] == [0, 5, 5]
     assert found["operator_input_rows"] == ([4, 10, 14] if epoch == EPOCH else [0, 4, 4])
 
 
 def test_a_subtask_without_metrics_counts_as_zero() -> None:
     unknown = msgspec.structs.replace(handle(0, EPOCH), metrics=None)
-    found = values(checkpoint(unknown, handle(1, EPOCH, rows=4, parked_keys=1)))
-    assert found["operator_parked_keys"] == [0, 1, 1]
+    found = values(checkpoint(unknown, handle(1, EPOCH, rows=4, quarantined_keys=1)))
+    assert found["operator_quarantined_keys"] == [0, 1, 1]
     assert found["operator_input_rows"] == [0, 4, 4]
 
 
@@ -66,12 +66,12 @@ def test_subtasks_without_a_row_count_as_zero() -> None:
         states=(StateCount(name="n", keys=4, entries=5, size_bytes=6),),
     )  # fmt: skip
     busy = msgspec.structs.replace(
-        handle(1, EPOCH, rows=4, parked_keys=1), counts=counts,
+        handle(1, EPOCH, rows=4, quarantined_keys=1), counts=counts,
         segments=(Segment("v", 1, 1, 9, inline=b"123456789"),),
     )  # fmt: skip
     found = values(checkpoint(busy))
     assert found["operator_input_rows"] == [0, 4, 4]
-    assert found["operator_parked_keys"] == [0, 1, 1]
+    assert found["operator_quarantined_keys"] == [0, 1, 1]
     assert found["operator_changelog"][0] == 0
     assert found["operator_changelog"][1] > 0
     assert found["operator_timers"] == [0, 6, 6]

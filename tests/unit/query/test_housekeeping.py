@@ -13,7 +13,7 @@ from pyspark_ckpt.clock import now_ms
 from pyspark_ckpt.formats.requests import Action, Request, RequestFiles
 from pyspark_ckpt.query.coordinator import Housekeeping, remove_leftovers
 from pyspark_ckpt.query.requests import Actions, RequestHandler, WorkUnderWay
-from pyspark_ckpt.restore.location.exchange import Exchange, exchange, finish_restart
+from pyspark_ckpt.restore.location.swap import Swap, finish_restart, swap
 from pyspark_ckpt.settings import Settings
 from pyspark_ckpt.storage.memory import MemoryStorage
 from pyspark_ckpt.storage.open import LocalStorage, Storage
@@ -60,7 +60,7 @@ def test_a_request_is_found_at_the_next_look(
         assert "savepoint-dir" in str(answer.error)
 
 
-RESTART = Exchange(
+RESTART = Swap(
     to="2 subtasks",
     kept="_before_restart-1",
     staged="_restarting-1",
@@ -115,7 +115,7 @@ def test_a_paused_driver_removes_nothing_of_a_restart_of_the_next_driver(
                 other.write(f"{RESTART.staged}/{name}", [b"new"])
             other.paused = Paused(steps, killed)
             with suppress(KilledError):
-                exchange(other, RESTART, following.check)
+                swap(other, RESTART, following.check)
             other.paused = Paused()
 
         location.paused = checkpoints.paused = paused = Paused(at, restart)

@@ -18,7 +18,7 @@ from pyspark_ckpt.restarting import rollback as module
 from pyspark_ckpt.restarting.rollback import rollback
 from pyspark_ckpt.restarting.turn import turn_of
 from pyspark_ckpt.restore import seeding
-from pyspark_ckpt.restore.location.exchange import Exchange, begun_exchange
+from pyspark_ckpt.restore.location.swap import Swap, begun_swap
 from pyspark_ckpt.restore.rescale import Seed
 from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.storage.open import LocalStorage, Storage
@@ -155,7 +155,7 @@ def test_an_untouched_rollback_is_not_finished_under_a_query_that_runs(
 ) -> None:
     """Its driver was killed before it moved anything, so the query may have gone on."""
     take(epochs.runner(), epochs)
-    old = Exchange(
+    old = Swap(
         to="chk-1", kept="_before_rollback-1", staged="_rolling_back-1", outgoing=("offsets",),
         incoming=("offsets",),
     )  # fmt: skip
@@ -174,7 +174,7 @@ def test_an_untouched_rollback_is_not_finished_under_a_query_that_runs(
     with pytest.raises(RestoreError, match="stop it first"):
         rollback(str(location.root), "chk-1")
     assert files_of(location) == before
-    assert begun_exchange(location) == old
+    assert begun_swap(location) == old
 
 
 def test_a_drain_that_begins_before_the_rollback_fences_its_driver_is_refused(
@@ -231,8 +231,8 @@ def test_a_rollback_has_the_turn_of_its_location_from_the_first_look_to_the_last
 
         return look
 
-    for name in ("begun_exchange", "exchange"):
+    for name in ("begun_swap", "swap"):
         monkeypatch.setattr(module, name, looked_at(name))
     rollback(str(location.root), "chk-1")
-    assert looks == {("begun_exchange", True), ("exchange", True)}
+    assert looks == {("begun_swap", True), ("swap", True)}
     assert not turn_of(location.url).locked()

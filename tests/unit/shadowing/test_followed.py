@@ -134,7 +134,7 @@ def test_an_epoch_that_spark_has_deleted(query: Location) -> None:
 
 
 class RolledBackBetween(LocalStorage):
-    """A location whose content is exchanged while one of its files is read."""
+    """A location whose content is swapped while one of its files is read."""
 
     query: Location
     at = ""

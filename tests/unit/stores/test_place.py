@@ -198,9 +198,9 @@ def test_of_two_drivers_with_two_directories_one_is_fenced(
     third = StartLocation(location, directory, OPERATORS)
     third.check_place(None)  # type: ignore[arg-type]
     third.claim_directory()
-    third.check_not_exchanged(QUERY)
+    third.check_not_swapped(QUERY)
     with pytest.raises(FencedError, match="another driver"):
-        first.check_not_exchanged(QUERY)
+        first.check_not_swapped(QUERY)
 
 
 @pytest.mark.parametrize("is_moved", [True, False])

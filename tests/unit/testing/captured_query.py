@@ -31,7 +31,7 @@ from pyspark_ckpt.operator.quarantine.releases import EVERY_KEY, NO_RELEASES, Re
 from pyspark_ckpt.operator.rows.input import InputColumns
 from pyspark_ckpt.operator.rows.keys import key_groups_of
 from pyspark_ckpt.operator.rows.output import OutputRows
-from pyspark_ckpt.operator.rows.parked import ParkedRows
+from pyspark_ckpt.operator.rows.quarantined import QuarantinedRows
 from pyspark_ckpt.operator.rows.sent_rows import joined
 from pyspark_ckpt.operator.rows.sides import BroadcastRows, EpochInput
 from pyspark_ckpt.operator.run.function import OperatorFunction
@@ -74,7 +74,7 @@ class CapturedQuery:
         output: str = "k string, n long",
         mode: str = "rows",
         time_mode: TimeMode = TimeMode.NONE,
-        parks: bool = False,
+        quarantines: bool = False,
         fails_only: bool = False,
         limit_bytes: int = 1 << 30,
         state: str = "state",
@@ -83,12 +83,12 @@ class CapturedQuery:
         self.number = 0
         self.outputs: list[list[dict[str, Any]]] = []
         self.processor = processor
-        self.parks, self.fails_only, self.limit_bytes = parks, fails_only, limit_bytes
+        self.quarantines, self.fails_only, self.limit_bytes = quarantines, fails_only, limit_bytes
         self.root = root
         self.columns = InputColumns(parse_schema(schema), ["k"])
         self.rules = InputColumns(parse_schema(RULES), [])
         self.mode = MODES[mode](self.columns, OutputRows(parse_schema(output), "op"))
-        self.parked = ParkedRows(self.columns)
+        self.quarantined = QuarantinedRows(self.columns)
         self.broadcast = BroadcastRows(self.rules, self.mode.form)
         self.schemas = ParsedSchemas()
         self.descriptor = OperatorDescriptor(
@@ -97,7 +97,7 @@ class CapturedQuery:
             max_parallelism=GROUPS,
             key_schema=self.columns.key_schema.json(),
             time_mode=time_mode,
-            on_error=OnError.QUARANTINE if parks else OnError.FAIL,
+            on_error=OnError.QUARANTINE if quarantines else OnError.FAIL,
         )
         self.handle = self.descriptor.first_handle("query", 0, 0)
         self.backend = open_backend(backend, root / state, create=True)
@@ -105,7 +105,7 @@ class CapturedQuery:
 
     def sent(self, rows: Sequence[tuple[Any, ...]]) -> pa.RecordBatch | None:
         """Return rows as they come out of the shuffle."""
-        batches = [self.parked.sent([row], group_of(row[0])) for row in rows]
+        batches = [self.quarantined.sent([row], group_of(row[0])) for row in rows]
         return joined(batches) if batches else None
 
     def function(self) -> OperatorFunction:
@@ -121,7 +121,7 @@ class CapturedQuery:
             {},
             self.broadcast,
             None,
-            keeping=self.parked if self.parks else None,
+            keeping=self.quarantined if self.quarantines else None,
         )
 
     def epoch(
@@ -142,7 +142,7 @@ class CapturedQuery:
             recording = WrittenEpoch(of_task, self.limit_bytes)
         table = recording.table(self.backend, function.writes(1 << 30, self.root))
         processing = function.processing(self.handle, table, clock, self.number, releases)
-        sent_rules = [ParkedRows(self.rules).sent(list(rules), 0)] if rules else []
+        sent_rules = [QuarantinedRows(self.rules).sent(list(rules), 0)] if rules else []
 
         def read() -> EpochInput:
             batches = [[self.sent(part)] for part in parts if part]
@@ -239,9 +239,9 @@ def fields(struct: Any) -> Mapping[str, Any]:
 
 
 def _epoch_of(file: Path) -> tuple[int, int]:
-    """Return the epoch in the name of a capture; that of a parked key's failure has none."""
+    """Return the epoch in the name of a capture; that of a quarantined key's failure has none."""
     name = file.name.split("-")
-    return (0, 0) if name[0] == "parked" else (1, int(name[3]))
+    return (0, 0) if name[0] == "quarantined" else (1, int(name[3]))
 
 
 Query = Callable[..., CapturedQuery]

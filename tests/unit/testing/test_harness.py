@@ -428,7 +428,9 @@ def test_migrations_are_checked_as_a_query_checks_them(
 
 
 def test_a_batch_processor_has_no_quarantine_as_in_a_query() -> None:
-    with pytest.raises(ckpt.PlanError, match="parks single keys, and handleInputBatch gets all"):
+    with pytest.raises(
+        ckpt.PlanError, match="quarantines single keys, and handleInputBatch gets all"
+    ):
         ProcessorHarness(BatchCount(), onError="quarantine")
 
 

@@ -364,7 +364,7 @@ class Raises(StatefulProcessor):
 """
 
 
-def test_where_the_code_of_a_parked_key_is_does_not_matter(
+def test_where_the_code_of_a_quarantined_key_is_does_not_matter(
     captured: Query, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same program in another directory, and further down in its file."""
@@ -372,7 +372,7 @@ def test_where_the_code_of_a_parked_key_is_does_not_matter(
     def made(name: str, source: str) -> StatefulProcessor:
         return program(tmp_path / name, source, "Raises", monkeypatch)
 
-    query = captured(made("one", RAISES), "heap", parks=True)
+    query = captured(made("one", RAISES), "heap", quarantines=True)
     query.epoch([("a", 1), ("b", -1)])
     query.epoch([("a", 2), ("b", 5)])
     saved = query.save()

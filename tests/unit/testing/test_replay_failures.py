@@ -190,7 +190,7 @@ def test_an_error_that_does_not_come_again_is_no_success(captured: Query) -> Non
 
 
 def test_quarantined_keys_are_replayed(captured: Query) -> None:
-    query = captured(Raising(), time_mode=TimeMode.PROCESSING_TIME, parks=True)
+    query = captured(Raising(), time_mode=TimeMode.PROCESSING_TIME, quarantines=True)
     query.epoch([("a", 1), ("b", 13)])
     query.epoch([("a", 2), ("b", 3)])
     replay(query.save(), Raising()).assert_same()
@@ -198,7 +198,7 @@ def test_quarantined_keys_are_replayed(captured: Query) -> None:
     assert {"output", "state '__quarantine'", "state '__quarantine_rows'"} <= wheres
 
 
-class Parking(Raising):
+class Quarantining(Raising):
     """Fails for some values, each time in the same line, and for the timers of some keys."""
 
     bad_timers = ()
@@ -218,29 +218,33 @@ class Parking(Raising):
         yield from super().handleExpiredTimer(key, timerValues, expiredTimerInfo)
 
 
-class MendedParking(Parking):
+class MendedQuarantining(Quarantining):
     bad = -1
 
 
-def parking(captured: Query, **more: Any) -> CapturedQuery:
+def quarantining(captured: Query, **more: Any) -> CapturedQuery:
     return captured(
-        Parking(), time_mode=TimeMode.PROCESSING_TIME, parks=True, fails_only=True, **more
+        Quarantining(),
+        time_mode=TimeMode.PROCESSING_TIME,
+        quarantines=True,
+        fails_only=True,
+        **more,
     )
 
 
-def test_the_failure_of_a_parked_key_is_a_unit_test(
+def test_the_failure_of_a_quarantined_key_is_a_unit_test(
     captured: Query, caplog: pytest.LogCaptureFixture
 ) -> None:
-    query = parking(captured)
+    query = quarantining(captured)
     query.epoch([("a", 1), ("b", 2)], rules=[("all", 50)])
     assert query.files() == []
     query.epoch([("a", 5), ("b", 90), ("b", 13), ("c", 1)], rules=[("all", 60)])
     (file,) = query.files()
-    assert file.name.startswith("parked-")
+    assert file.name.startswith("quarantined-")
     assert str(file) in caplog.text
     with pytest.raises(ProcessorError, match=r"key \('b',\).*value 13"):
-        replay(file, Parking())
-    result = replay(file, MendedParking())
+        replay(file, Quarantining())
+    result = replay(file, MendedQuarantining())
     assert result.is_same
     assert "value 13" in result.failures[0]
     assert list(result.output.itertuples(index=False, name=None)) == [
@@ -249,8 +253,8 @@ def test_the_failure_of_a_parked_key_is_a_unit_test(
     ]
 
 
-def test_one_capture_is_kept_of_parked_keys_that_fail_alike(captured: Query) -> None:
-    query = parking(captured)
+def test_one_capture_is_kept_of_quarantined_keys_that_fail_alike(captured: Query) -> None:
+    query = quarantining(captured)
     query.epoch([(key, 1_000 + number) for number, key in enumerate("abcdef", 1)])
     (first,) = query.files()
     written = first.read_bytes()
@@ -260,7 +264,7 @@ def test_one_capture_is_kept_of_parked_keys_that_fail_alike(captured: Query) -> 
     query.epoch([("h", 13)])  # another line
     assert len(query.files()) == 2
 
-    class Changed(Parking):
+    class Changed(Quarantining):
         pass
 
     query.processor = Changed()
@@ -268,19 +272,19 @@ def test_one_capture_is_kept_of_parked_keys_that_fail_alike(captured: Query) -> 
     assert len(query.files()) == 3  # the code was changed and fails again
 
 
-def test_a_timer_for_which_a_key_is_parked_is_captured_with_its_rows(captured: Query) -> None:
-    query = parking(captured)
+def test_a_timer_for_which_a_key_is_quarantined_is_captured_with_its_rows(captured: Query) -> None:
+    query = quarantining(captured)
     query.processor.bad_timers = ("a",)
     query.epoch([("a", 1), ("b", 2)])
     query.epoch([("a", 5), ("b", 1)], now_ms=10 * MINUTE_MS)
     (file,) = query.files()
     with pytest.raises(ProcessorError, match=r"handleExpiredTimer, key \('a',\)"):
         replay(file, query.processor)
-    assert replay(file, Parking()).output["n"].tolist() == [6, 1_000_002]
+    assert replay(file, Quarantining()).output["n"].tolist() == [6, 1_000_002]
 
 
 def test_a_released_key_that_fails_again_is_captured_with_its_kept_rows(captured: Query) -> None:
-    query = parking(captured)
+    query = quarantining(captured)
     query.epoch([("a", 1), ("a", 13)])
     query.epoch([("a", 2)])
     for file in query.files():
@@ -288,14 +292,14 @@ def test_a_released_key_that_fails_again_is_captured_with_its_kept_rows(captured
     query.epoch([("b", 1)], releases=RELEASES_ALL)
     (file,) = query.files()
     with pytest.raises(ProcessorError, match=r"handleInputRows, key \('a',\).*value 13"):
-        replay(file, Parking())
-    assert replay(file, MendedParking()).output["n"].tolist() == [14, 16]
+        replay(file, Quarantining())
+    assert replay(file, MendedQuarantining()).output["n"].tolist() == [14, 16]
 
 
-def test_too_much_of_a_parked_key_is_not_captured(
+def test_too_much_of_a_quarantined_key_is_not_captured(
     captured: Query, caplog: pytest.LogCaptureFixture
 ) -> None:
-    query = parking(captured, limit_bytes=100)
+    query = quarantining(captured, limit_bytes=100)
     query.epoch([("a", number) for number in range(100)])
     assert query.files() == []
     assert "raise spark.ckpt.capture.max-size" in caplog.text

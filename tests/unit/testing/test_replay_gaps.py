@@ -114,11 +114,11 @@ class Guarded(Everything):
 
 @each_backend
 @pytest.mark.parametrize("moved", ["", "# moved\n"])
-def test_a_key_that_was_released_in_a_missing_epoch_is_not_parked(
+def test_a_key_that_was_released_in_a_missing_epoch_is_not_quarantined(
     captured: Query, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moved: str, backend: str
 ) -> None:
     guarded = program(tmp_path / "one", GUARDED, "Guarded", monkeypatch)
-    query = captured(guarded, backend, time_mode=TimeMode.PROCESSING_TIME, parks=True)
+    query = captured(guarded, backend, time_mode=TimeMode.PROCESSING_TIME, quarantines=True)
     query.epoch([("a", 60), ("b", 90)], rules=[("all", 50)])
     query.epoch([("b", 7)], rules=[("all", 70)], releases=RELEASES_ALL)  # only a is well now
     last = query.epoch([("c", 1)], rules=[("all", 100)], releases=RELEASES_ALL)

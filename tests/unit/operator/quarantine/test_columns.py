@@ -1,4 +1,4 @@
-"""The columns of parked rows may change once no key is parked, and not before."""
+"""The columns of quarantined rows may change once no key is quarantined, and not before."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from pyspark.sql import types as T
 
 from pyspark_ckpt.operator.rows.input import InputColumns
-from pyspark_ckpt.operator.rows.parked import ParkedRows
+from pyspark_ckpt.operator.rows.quarantined import QuarantinedRows
 from pyspark_ckpt.testing import ProcessorHarness
 from tests.unit.operator.quarantine.flaky import BAD, Flaky
 from tests.unit.operator.quarantine.test_quarantine import rows
@@ -35,7 +35,7 @@ def test_columns_of_other_types_are_kept_as_other_columns(
 ) -> None:
     """Their values travel as text, which looks the same."""
     kept = [
-        ParkedRows(
+        QuarantinedRows(
             InputColumns(T.StructType([T.StructField("k", TEXT), T.StructField("s", kind)]), ["k"])
         ).schema.json()
         for kind in (one, other, one)
@@ -43,10 +43,10 @@ def test_columns_of_other_types_are_kept_as_other_columns(
     assert kept[0] == kept[2] != kept[1]
 
 
-def test_no_schema_of_parked_rows_is_left_after_the_last_release() -> None:
+def test_no_schema_of_quarantined_rows_is_left_after_the_last_release() -> None:
     harness = ProcessorHarness(Flaky(), onError="quarantine")
     harness.testMany(rows({"a": [BAD], "b": [1]}))
-    assert len(harness.parkedKeys()) == 1
+    assert len(harness.quarantinedKeys()) == 1
 
     def names(of: ProcessorHarness) -> set[str]:
         states = of._epochs._subtask.handle.states
@@ -57,5 +57,5 @@ def test_no_schema_of_parked_rows_is_left_after_the_last_release() -> None:
         Flaky(is_mended=True), harness.snapshot(), onError="quarantine"
     )
     mended.release()
-    assert not mended.parkedKeys()
+    assert not mended.quarantinedKeys()
     assert not {"__quarantine", "__quarantine_rows"} & names(mended)

@@ -1,4 +1,4 @@
-"""Keys whose processor raises are parked, and after their release nothing tells it."""
+"""Keys whose processor raises are quarantined, and after their release nothing tells it."""
 
 import pandas as pd
 import pytest
@@ -63,17 +63,17 @@ def test_release_makes_good_what_failed(given_epochs, backend, restart, in_frame
             )
     bad = {key for epoch in given_epochs for key, each in epoch.items() if BAD in each}
     keys = {key for epoch in given_epochs for key in epoch}
-    assert set(harness.parkedKeys()) == bad
+    assert set(harness.quarantinedKeys()) == bad
     good = {key: each for key, each in by_key(wanted).items() if key not in bad}
     assert {key: each for key, each in by_key(got).items() if key not in bad} == good
     harness.release()  # with the same program: nothing changes
-    assert set(harness.parkedKeys()) == bad
+    assert set(harness.quarantinedKeys()) == bad
 
     mended = ProcessorHarness.restored(
         kind(is_mended=True), harness.snapshot(), backend=backend, onError="quarantine"
     )
     got.append(mended.release())
-    assert mended.parkedKeys() == {}
+    assert mended.quarantinedKeys() == {}
     assert by_key(got) == by_key(wanted)
     assert contents(mended, keys) == contents(perfect, keys)
     assert sorted(mended.peek("all")) == sorted(perfect.peek("all"))
@@ -85,7 +85,7 @@ def test_a_key_that_raises_changes_nothing():
     before = contents(harness, "ab"), harness.peek("all")
     assert harness.testMany(rows({"a": [3, BAD]})) == []
     assert (contents(harness, "ab"), harness.peek("all")) == before
-    (error,) = harness.parkedKeys().values()
+    (error,) = harness.quarantinedKeys().values()
     assert error.startswith("ValueError: value -1 after 4")
     assert "flaky.py" in error
 
@@ -97,7 +97,7 @@ def test_only_the_given_keys_are_released():
         Flaky(is_mended=True), harness.snapshot(), onError="quarantine"
     )
     assert set(by_key([mended.release(["b"])])) == {"b"}
-    assert set(mended.parkedKeys()) == {"a", "c"}
+    assert set(mended.quarantinedKeys()) == {"a", "c"}
     assert set(by_key([mended.release()])) == {"a", "c"}
 
 
@@ -115,11 +115,11 @@ def test_a_released_key_says_that_its_output_should_be_yielded(kind, broken, sha
         broken(is_mended=True), harness.snapshot(), onError="quarantine"
     )
     assert len(mended.release()) == 0
-    (error,) = mended.parkedKeys().values()
+    (error,) = mended.quarantinedKeys().values()
     assert says in error
 
 
-def test_timers_of_a_parked_key_fire_after_its_release():
+def test_timers_of_a_quarantined_key_fire_after_its_release():
     harness = ProcessorHarness(
         Flaky(with_timers=True), timeMode="ProcessingTime", onError="quarantine"
     )
@@ -137,7 +137,7 @@ def test_timers_of_a_parked_key_fire_after_its_release():
     assert mended.peekTimers("a") == []
 
 
-def test_a_timer_that_raises_parks_its_key_and_stays():
+def test_a_timer_that_raises_quarantines_its_key_and_stays():
     harness = ProcessorHarness(
         Flaky(with_timers=True), timeMode="ProcessingTime", onError="quarantine"
     )
@@ -156,7 +156,9 @@ def test_a_timer_that_raises_parks_its_key_and_stays():
 
 @pytest.mark.parametrize("at_once", [1, 2, 100_000])
 @pytest.mark.parametrize("bad_ms", [1_010, 1_020, 1_030])
-def test_due_timers_of_a_key_that_is_parked_fire_after_its_release(monkeypatch, at_once, bad_ms):
+def test_due_timers_of_a_key_that_is_quarantined_fire_after_its_release(
+    monkeypatch, at_once, bad_ms
+):
     monkeypatch.setattr(processing, "TIMERS_AT_ONCE", at_once)
     harness = ProcessorHarness(Deleting(bad_ms), timeMode="ProcessingTime", onError="quarantine")
     harness.testMany({key: [Row(v=0)] for key in "ab"})
@@ -201,20 +203,20 @@ def test_a_key_with_too_many_rows_fails_the_epoch(key, limit, found):
         harness.test("a", [Row(v=2), Row(v=3)])
 
 
-def test_too_many_parked_keys_fail_the_epoch():
+def test_too_many_quarantined_keys_fail_the_epoch():
     conf = {"spark.ckpt.quarantine.max-keys": "2"}
     harness = ProcessorHarness(Flaky(), onError="quarantine", conf=conf)
     harness.testMany(rows({"a": [BAD], "b": [BAD]}))
     with pytest.raises(QuarantineError, match="max-keys"):
         harness.test("c", [Row(v=BAD)])
-    assert set(harness.parkedKeys()) == {"a", "b"}
+    assert set(harness.quarantinedKeys()) == {"a", "b"}
 
 
-def test_a_program_without_a_quarantine_refuses_parked_keys():
+def test_a_program_without_a_quarantine_refuses_quarantined_keys():
     harness = ProcessorHarness(Flaky(), onError="quarantine")
     harness.test("a", [Row(v=BAD)])
     plain = ProcessorHarness.restored(Flaky(is_mended=True), harness.snapshot())
-    with pytest.raises(QuarantineError, match="1 keys are parked"):
+    with pytest.raises(QuarantineError, match="1 keys are quarantined"):
         plain.test("b", [Row(v=1)])
     mended = ProcessorHarness.restored(
         Flaky(is_mended=True), harness.snapshot(), onError="quarantine"
@@ -233,12 +235,12 @@ def test_without_a_quarantine_an_epoch_fails():
 
 
 @pytest.mark.parametrize("step", list(CrashStep))
-def test_a_crash_repeats_parking_and_release(step):
+def test_a_crash_repeats_quarantining_and_release(step):
     harness = ProcessorHarness(Flaky(), onError="quarantine")
     harness.test("b", [Row(v=1)])
     harness.crashAt(step)
     _again(lambda: harness.testMany(rows({"a": [BAD], "b": [1]})))
-    assert set(harness.parkedKeys()) == {"a"}
+    assert set(harness.quarantinedKeys()) == {"a"}
     mended = ProcessorHarness.restored(
         Flaky(is_mended=True), harness.snapshot(), onError="quarantine"
     )

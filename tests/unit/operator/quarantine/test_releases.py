@@ -72,7 +72,7 @@ def test_a_request_that_no_decision_could_take_is_refused(files: ReleaseFiles) -
     assert files.decide(1) == Decision()
 
 
-def test_no_epoch_decides_before_a_key_is_parked(tmp_path: Path) -> None:
+def test_no_epoch_decides_before_a_key_is_quarantined(tmp_path: Path) -> None:
     files = ReleaseFiles(LocalStorage(tmp_path))
     files.request(release())
     assert keys(files.decide(0)) == set()
@@ -82,7 +82,7 @@ def test_no_epoch_decides_before_a_key_is_parked(tmp_path: Path) -> None:
     assert keys(files.decide(1)) == {b"a", b"b", b"c"}
 
 
-def test_the_epoch_that_parks_the_first_key_releases_nothing_when_it_is_repeated(
+def test_the_epoch_that_quarantines_the_first_key_releases_nothing_when_it_is_repeated(
     tmp_path: Path,
 ) -> None:
     files = ReleaseFiles(LocalStorage(tmp_path))

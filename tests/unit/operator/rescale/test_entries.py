@@ -477,12 +477,12 @@ def test_forms_that_do_not_fit_together_are_refused() -> None:
             UnifiedStates("u", [one, other])
 
 
-def test_rows_of_parked_keys_do_not_evolve() -> None:
-    """A restart refuses other columns while keys are parked; so does a rescale."""
+def test_rows_of_quarantined_keys_do_not_evolve() -> None:
+    """A restart refuses other columns while keys are quarantined; so does a rescale."""
     one = handle_of(0, 2, (StateDescriptor(ROWS_STATE, "list", NUMBER.json()),), epoch=1)
     other = handle_of(1, 2, (StateDescriptor(ROWS_STATE, "list", BOTH.json()),), epoch=2)
     with pytest.raises(
-        IncompatibleStateError, match=r"keeps rows of parked keys.*release the keys"
+        IncompatibleStateError, match=r"keeps rows of quarantined keys.*release the keys"
     ):
         UnifiedStates("u", [one, other])
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from pyspark_ckpt.formats.layout import IDENTITY_NAME, SEEDINGS
-from pyspark_ckpt.restore.location.exchange import live_shadows, remove_leftovers_of_restarts
 from pyspark_ckpt.restore.location.seedings import begin_seeding, is_half_seeded
+from pyspark_ckpt.restore.location.swap import live_shadows, remove_leftovers_of_restarts
 from pyspark_ckpt.restore.seeding import write_query_id
 from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.storage.open import LocalStorage

@@ -86,7 +86,7 @@ def start(location: Storage, checkpoint: str) -> str:
     )
     start.restore(None, request, None)  # type: ignore[arg-type]  # no Spark
     query_id = start.make_query_id()
-    start.check_not_exchanged(query_id)
+    start.check_not_swapped(query_id)
     return query_id
 
 

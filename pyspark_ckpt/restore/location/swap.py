@@ -1,13 +1,13 @@
-"""Exchanges the content of a location with content that was staged inside it; driver only.
+"""Swaps the content of a location with content that was staged inside it; driver only.
 
 A marker says what is moved out to where and what is moved in from where. It is durable before the
 first move and is deleted after the last. Where a file lies shows whether it was moved, so another
-driver can finish an interrupted exchange.
+driver can finish an interrupted swap.
 
 A file system renames a directory at once. An object store copies and deletes file by file; there, a
 second marker says that all is moved out.
 
-Two drivers must not do one exchange. So a driver claims it with a numbered file, and the
+Two drivers must not do one swap. So a driver claims it with a numbered file, and the
 highest number has it: each step looks for a higher one first. The file is created exclusively, as a
 driver's term is. The first number also decides whether a restart in place is done at all: a driver
 that starts takes it for void if the driver that wrote the marker has not taken it yet.
@@ -33,17 +33,17 @@ logger = library_logger(__name__)
 KEPT_BY_RESTART = "_before_restart-"
 STAGED_BY_RESTART = "_restarting-"
 _ALL_MOVED_OUT = "_all_moved_out"
-_CLAIM = "_exchange-"
+_CLAIM = "_swap-"
 _FIRST = 1
 _VOID = b"void\n"
 
 
-class Exchange(msgspec.Struct, frozen=True, kw_only=True):
-    """What is exchanged for what, as the marker says it.
+class Swap(msgspec.Struct, frozen=True, kw_only=True):
+    """What is swapped for what, as the marker says it.
 
     `kept` and `staged` are directories inside the location: `outgoing` is moved into the first,
     `incoming` is moved out of the second. `rolled_back` are the epochs that are void afterwards.
-    `restarts` says that no epoch is lost, so a start finishes the exchange by itself.
+    `restarts` says that no epoch is lost, so a start finishes the swap by itself.
     """
 
     to: str
@@ -56,14 +56,14 @@ class Exchange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_note(name: str) -> bool:
-    """Return whether a name in a kept directory is a note on the exchange, and no content."""
+    """Return whether a name in a kept directory is a note on the swap, and no content."""
     return name == _ALL_MOVED_OUT or name.startswith(_CLAIM)
 
 
-def exchange(
-    location: Storage, wanted: Exchange, check_still_ours: Callable[[], None] = lambda: None
+def swap(
+    location: Storage, wanted: Swap, check_still_ours: Callable[[], None] = lambda: None
 ) -> None:
-    """Exchange the content of a location; durable on return.
+    """Swap the content of a location; durable on return.
 
     `check_still_ours` raises if another driver has taken the location over; a driver that takes it
     over later finds the marker. FencedError means that another driver has found the marker: nothing
@@ -80,14 +80,14 @@ def exchange(
     _carry_out(location, wanted, _Claim(location, wanted, _FIRST))
 
 
-def begun_exchange(location: Storage) -> Exchange | None:
-    """Return the exchange that was begun in a location, ``None`` without one."""
+def begun_swap(location: Storage) -> Swap | None:
+    """Return the swap that was begun in a location, ``None`` without one."""
     try:
         return read_small_file(
             location,
             ROLLBACK_MARKER,
-            Exchange,
-            "the names that a rollback exchanges",
+            Swap,
+            "the names that a rollback swaps",
             "move the directories next to it by hand, or restore a checkpoint into a fresh "
             "checkpointLocation",
         )
@@ -95,10 +95,10 @@ def begun_exchange(location: Storage) -> Exchange | None:
         return None
 
 
-def finish_exchange(location: Storage, begun: Exchange) -> bool:
-    """Do the rest of an exchange, whatever part of it was done.
+def finish_swap(location: Storage, begun: Swap) -> bool:
+    """Do the rest of a swap, whatever part of it was done.
 
-    Returns whether the exchange is done now. A restart in place that nobody has claimed is void
+    Returns whether the swap is done now. A restart in place that nobody has claimed is void
     instead, because its driver may have been paused while other drivers ran, and so is a rollback
     that its driver took back. Nothing of either was done.
     """
@@ -114,7 +114,7 @@ def finish_exchange(location: Storage, begun: Exchange) -> bool:
     return True
 
 
-def finish_restart(location: Storage) -> Exchange | None:
+def finish_restart(location: Storage) -> Swap | None:
     """Finish a restart in place that was interrupted after its first claim.
 
     The new content is complete by then, and no epoch is lost.
@@ -124,10 +124,10 @@ def finish_restart(location: Storage) -> Exchange | None:
     """
     begun = None
     with suppress(CorruptFileError):  # a start refuses it with what to do
-        begun = begun_exchange(location)
+        begun = begun_swap(location)
     if begun is None or not begun.restarts:
         return None
-    is_done = finish_exchange(location, begun)
+    is_done = finish_swap(location, begun)
     was = "finished" if is_done else "gave up"
     logger.warning("%s: %s an interrupted restart in place: %s", location.url, was, begun.to)
     return begun if is_done else None
@@ -155,21 +155,21 @@ def _is_left(name: str) -> bool:
 
 
 class _Claim:
-    """The right to do the steps of an exchange, until another driver claims a higher number."""
+    """The right to do the steps of a swap, until another driver claims a higher number."""
 
-    def __init__(self, location: Storage, begun: Exchange, number: int) -> None:
+    def __init__(self, location: Storage, begun: Swap, number: int) -> None:
         self._location = location
         self._begun = begun
         self._next = _claim_path(begun, number + 1)
 
     def check(self) -> None:
-        """Check that no other driver has claimed or finished the exchange."""
+        """Check that no other driver has claimed or finished the swap."""
         # The claims are removed some time after the marker, so the marker is read last.
-        if self._location.exists(self._next) or begun_exchange(self._location) != self._begun:
+        if self._location.exists(self._next) or begun_swap(self._location) != self._begun:
             raise _taken_over(self._location)
 
 
-def _carry_out(location: Storage, begun: Exchange, claim: _Claim) -> None:
+def _carry_out(location: Storage, begun: Swap, claim: _Claim) -> None:
     try:
         _do_rest(location, begun, claim)
     except OSError:
@@ -177,7 +177,7 @@ def _carry_out(location: Storage, begun: Exchange, claim: _Claim) -> None:
         raise
 
 
-def _do_rest(location: Storage, begun: Exchange, claim: _Claim) -> None:
+def _do_rest(location: Storage, begun: Swap, claim: _Claim) -> None:
     _move_out(location, begun, claim)
     # Never moved in: another one would have to be deleted, perhaps that of a later rollback.
     rewritten = {ROLLED_BACK_NAME} if begun.rolled_back else set()
@@ -200,7 +200,7 @@ def _do_rest(location: Storage, begun: Exchange, claim: _Claim) -> None:
     location.delete([ROLLBACK_MARKER])
 
 
-def _move_out(location: Storage, begun: Exchange, claim: _Claim) -> None:
+def _move_out(location: Storage, begun: Swap, claim: _Claim) -> None:
     """Move out what was in the location, unless that is done."""
     if location.moves_at_once:
         for name in begun.outgoing:
@@ -225,8 +225,8 @@ def _move(location: Storage, name: str, target: str, claim: _Claim) -> None:
         location.move_files(name, target, claim.check)
 
 
-def _withdraw_unless_claimed(location: Storage, begun: Exchange) -> bool:
-    """Make an exchange void that nobody has claimed; return whether it is void."""
+def _withdraw_unless_claimed(location: Storage, begun: Swap) -> bool:
+    """Make a swap void that nobody has claimed; return whether it is void."""
     is_claimed = not _has_written(location, begun, _FIRST, _VOID)
     # Whoever made it void may have been killed before it deleted the marker.
     if is_claimed and not _is_void(location, begun):
@@ -235,22 +235,22 @@ def _withdraw_unless_claimed(location: Storage, begun: Exchange) -> bool:
     return True
 
 
-def is_untouched(location: Storage, begun: Exchange) -> bool:
+def is_untouched(location: Storage, begun: Swap) -> bool:
     """Return whether nothing was moved yet, so that the query of the location may run."""
     return not location.exists(_claim_path(begun, _FIRST))
 
 
-def _is_void(location: Storage, begun: Exchange) -> bool:
+def _is_void(location: Storage, begun: Swap) -> bool:
     path = _claim_path(begun, _FIRST)
     return location.exists(path) and location.read(path) == _VOID
 
 
-def _remove_marker(location: Storage, begun: Exchange) -> None:
-    if begun_exchange(location) == begun:
+def _remove_marker(location: Storage, begun: Swap) -> None:
+    if begun_swap(location) == begun:
         location.delete([ROLLBACK_MARKER])
 
 
-def _has_written(location: Storage, begun: Exchange, number: int, content: bytes) -> bool:
+def _has_written(location: Storage, begun: Swap, number: int, content: bytes) -> bool:
     try:
         location.write(_claim_path(begun, number), [content])
     except FileExistsError:
@@ -258,7 +258,7 @@ def _has_written(location: Storage, begun: Exchange, number: int, content: bytes
     return True
 
 
-def _claim_path(begun: Exchange, number: int) -> str:
+def _claim_path(begun: Swap, number: int) -> str:
     return f"{begun.kept}/{_CLAIM}{number}"
 
 

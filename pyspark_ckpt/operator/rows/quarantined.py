@@ -1,4 +1,4 @@
-"""Rows of parked keys: values that a state can hold, and the rows as they were sent again."""
+"""Rows of quarantined keys: values that a state can hold, and the rows as they were sent again."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class RowKeeping(Protocol):
         """Return rows of one key as they were sent."""
 
 
-class ParkedRows:
+class QuarantinedRows:
     """Keeps the rows of a query.
 
     Columns of nested types are kept as the JSON text in which they travel, columns with variants as

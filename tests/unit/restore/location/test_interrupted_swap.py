@@ -1,4 +1,4 @@
-"""The content of a location is exchanged, wherever the exchange is interrupted."""
+"""The content of a location is swapped, wherever the swap is interrupted."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import pytest
 
 from pyspark_ckpt.errors import CorruptFileError
 from pyspark_ckpt.formats.location_files import RolledBack, read_rolled_back
-from pyspark_ckpt.restore.location.exchange import (
-    Exchange,
-    begun_exchange,
-    exchange,
-    finish_exchange,
+from pyspark_ckpt.restore.location.swap import (
+    Swap,
+    begun_swap,
     finish_restart,
+    finish_swap,
     remove_leftovers_of_restarts,
+    swap,
 )
 from pyspark_ckpt.storage.open import LocalStorage, Storage
 
 OLD = {"offsets/0": "old", "state/0/1": "old", "metadata": "old", "only-old": "old"}
 NEW = {"offsets/0": "new", "metadata": "new", "only-new/x": "new"}
-WANTED = Exchange(
+WANTED = Swap(
     to="chk-1",
     kept="_kept",
     staged="_staged",
@@ -31,7 +31,7 @@ WANTED = Exchange(
 )
 VOID = (RolledBack("q", 3),)
 CLAIMED = 2
-"""Operations until nobody takes the exchange for void: the marker and the first claim."""
+"""Operations until nobody takes the swap for void: the marker and the first claim."""
 STEPS = CLAIMED + len(WANTED.outgoing) + len(WANTED.incoming) + 2
 WITH_VOID = msgspec.structs.replace(WANTED, rolled_back=VOID)
 VOID_STEPS = STEPS + 1
@@ -71,7 +71,7 @@ class CutOffStorage(LocalStorage):
 def content(root: Path) -> dict[str, str]:
     """Return the files with their texts, without the claims."""
     files = {str(p.relative_to(root)): p for p in root.rglob("*") if p.is_file()}
-    return {name: p.read_text() for name, p in files.items() if "/_exchange-" not in name}
+    return {name: p.read_text() for name, p in files.items() if "/_swap-" not in name}
 
 
 @pytest.fixture
@@ -93,29 +93,29 @@ DONE_WITH_VOID = {**DONE, "_rolled_back.json": '[{"query_id":"q","after":3}]'}
 
 
 def test_all_goes_out_and_in(location: Path) -> None:
-    exchange(LocalStorage(location), WANTED)
+    swap(LocalStorage(location), WANTED)
     assert content(location) == DONE
-    assert begun_exchange(LocalStorage(location)) is None
+    assert begun_swap(LocalStorage(location)) is None
 
 
 @pytest.mark.parametrize("does_last", [False, True])
 @pytest.mark.parametrize("operations", range(1, STEPS + 1))
 def test_cut_off_at_every_step(location: Path, operations: int, does_last: bool) -> None:
-    """Before the marker, nothing changes; after it, the exchange is finished once or twice."""
+    """Before the marker, nothing changes; after it, the swap is finished once or twice."""
     before = content(location)
     with pytest.raises(CutOffError):
-        exchange(CutOffStorage(location, operations, does_last=does_last), WANTED)
-    begun = begun_exchange(LocalStorage(location))
+        swap(CutOffStorage(location, operations, does_last=does_last), WANTED)
+    begun = begun_swap(LocalStorage(location))
     if begun is None:
         assert content(location) in (before, DONE)
         assert (content(location) == DONE) == (operations == STEPS)
         return
     assert begun == WANTED
     with pytest.raises(CutOffError):
-        finish_exchange(CutOffStorage(location, 2, does_last=True), begun)
-    begun = begun_exchange(LocalStorage(location))
+        finish_swap(CutOffStorage(location, 2, does_last=True), begun)
+    begun = begun_swap(LocalStorage(location))
     if begun is not None:
-        finish_exchange(LocalStorage(location), begun)
+        finish_swap(LocalStorage(location), begun)
     assert content(location) == DONE
 
 
@@ -128,17 +128,17 @@ def test_what_is_void_is_known_wherever_it_is_cut_off(
     (location / "_staged" / "_rolled_back.json").write_text("[]")
     wanted = msgspec.structs.replace(WITH_VOID, incoming=("_rolled_back.json", *WANTED.incoming))
     with suppress(CutOffError):
-        exchange(CutOffStorage(location, operations, does_last=does_last), wanted)
-    begun = begun_exchange(LocalStorage(location))
+        swap(CutOffStorage(location, operations, does_last=does_last), wanted)
+    begun = begun_swap(LocalStorage(location))
     if begun is not None:
-        finish_exchange(LocalStorage(location), begun)
+        finish_swap(LocalStorage(location), begun)
     if begun is not None or operations == VOID_STEPS:
         assert content(location) == DONE_WITH_VOID
         assert read_rolled_back(LocalStorage(location)) == VOID
 
 
 def test_there_are_no_more_steps_than_were_cut_off(location: Path) -> None:
-    exchange(CutOffStorage(location, STEPS + 1, does_last=True), WANTED)
+    swap(CutOffStorage(location, STEPS + 1, does_last=True), WANTED)
     assert content(location) == DONE
 
 
@@ -153,9 +153,9 @@ def test_a_start_finishes_a_restart_that_was_cut_off(
     """The location is the old one or the new one, and never half of both."""
     before = content(location)
     with pytest.raises(CutOffError):
-        exchange(CutOffStorage(location, operations, does_last=does_last), RESTARTS)
+        swap(CutOffStorage(location, operations, does_last=does_last), RESTARTS)
     finish_restart(LocalStorage(location))
-    assert begun_exchange(LocalStorage(location)) is None
+    assert begun_swap(LocalStorage(location)) is None
     is_old = operations < CLAIMED or (operations == CLAIMED and not does_last)
     assert content(location) == (before if is_old else DONE)
 
@@ -163,9 +163,9 @@ def test_a_start_finishes_a_restart_that_was_cut_off(
 def test_a_start_does_not_finish_a_rollback(location: Path) -> None:
     before = content(location)
     with pytest.raises(CutOffError):
-        exchange(CutOffStorage(location, 2, does_last=True), WANTED)
+        swap(CutOffStorage(location, 2, does_last=True), WANTED)
     finish_restart(LocalStorage(location))
-    assert begun_exchange(LocalStorage(location)) is not None
+    assert begun_swap(LocalStorage(location)) is not None
     assert content(location).keys() - {"_rollback"} == before.keys()
 
 
@@ -181,7 +181,7 @@ def test_leftovers_of_restarts_are_removed(location: Path) -> None:
 def test_a_changed_marker_is_refused(location: Path) -> None:
     (location / "_rollback").write_text("{}")
     with pytest.raises(CorruptFileError, match="by hand"):
-        begun_exchange(LocalStorage(location))
+        begun_swap(LocalStorage(location))
 
 
 class CutOffObjects(LocalStorage):
@@ -222,24 +222,24 @@ DONE_BY_OBJECTS = {**DONE_WITH_VOID, "_kept/_all_moved_out": "all of it is here\
 @pytest.mark.further
 @pytest.mark.parametrize("does_last", [False, True])
 def test_without_renames_it_is_cut_off_at_every_request(tmp_path: Path, does_last: bool) -> None:
-    """And the exchange that finishes it is cut off too."""
+    """And the swap that finishes it is cut off too."""
     for first in range(1, MOST_REQUESTS):
         for second in (1, 2, 3, 5, 8, 13, 21, 34):
             directory = tmp_path / f"{first}-{second}"
             fill(directory)
             before = content(directory)
             with suppress(CutOffError):
-                exchange(CutOffObjects(directory, first, does_last=does_last), WITH_VOID)
-            begun = begun_exchange(LocalStorage(directory))
+                swap(CutOffObjects(directory, first, does_last=does_last), WITH_VOID)
+            begun = begun_swap(LocalStorage(directory))
             if begun is None:
                 assert content(directory) in (before, DONE_BY_OBJECTS)
                 break
             with suppress(CutOffError):
-                finish_exchange(CutOffObjects(directory, second, does_last=does_last), begun)
-            begun = begun_exchange(LocalStorage(directory))
+                finish_swap(CutOffObjects(directory, second, does_last=does_last), begun)
+            begun = begun_swap(LocalStorage(directory))
             was_finished = begun is None
             if begun is not None:
-                finish_exchange(CutOffObjects(directory, MOST_REQUESTS, does_last=True), begun)
+                finish_swap(CutOffObjects(directory, MOST_REQUESTS, does_last=True), begun)
             assert content(directory) == DONE_BY_OBJECTS
             if was_finished:
                 break

@@ -1,4 +1,4 @@
-"""Two drivers never exchange the content of a location together."""
+"""Two drivers never swap the content of a location together."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from pyspark_ckpt.errors import CorruptFileError, FencedError
 from pyspark_ckpt.formats.layout import ROLLBACK_MARKER, ROLLED_BACK_NAME
 from pyspark_ckpt.formats.location_files import RolledBack, read_rolled_back
 from pyspark_ckpt.restarting.staging import put_back
-from pyspark_ckpt.restore.location.exchange import (
-    Exchange,
-    begun_exchange,
-    exchange,
-    finish_exchange,
+from pyspark_ckpt.restore.location.start_location import StartLocation
+from pyspark_ckpt.restore.location.swap import (
+    Swap,
+    begun_swap,
     finish_restart,
+    finish_swap,
     is_untouched,
     remove_leftovers_of_restarts,
+    swap,
 )
-from pyspark_ckpt.restore.location.start_location import StartLocation
 from pyspark_ckpt.storage.memory import MemoryStorage
 from pyspark_ckpt.storage.open import LocalStorage, Storage
 from tests.faults.epochs import OPERATORS
@@ -31,7 +31,7 @@ from tests.unit.restore.location.paused import Paused, pausing
 OLD = {"commits/9": b"old", "offsets/8": b"old", "offsets/9": b"old", "state/0/9.delta": b"old"}
 NEW = {"commits/9": b"newer", "offsets/9": b"newer", "state/0/9.snapshot": b"newer"}
 NAMES = ("commits", "offsets", "state")
-RESTART = Exchange(
+RESTART = Swap(
     to="4 subtasks",
     kept="_before_restart-1",
     staged="_restarting-1",
@@ -88,14 +88,14 @@ def test_a_start_that_finds_a_restart_under_way_takes_it_over(kind: str, tmp_pat
         first, other, paused = paused_and_other(kind, tmp_path / str(at), at)
         paused.meanwhile = lambda other=other: finish_restart(other)  # type: ignore[misc]
         try:
-            exchange(first, RESTART)
+            swap(first, RESTART)
         except FencedError:
             taken_over += 1
             is_void = at == 2
             assert content(other) == (OLD if is_void else NEW)
         else:
             assert content(other) == NEW
-        assert begun_exchange(other) is None
+        assert begun_swap(other) is None
     assert taken_over > 5
 
 
@@ -104,7 +104,7 @@ def test_a_slow_start_stops_once_another_one_has_taken_over(kind: str, tmp_path:
     for at in range(1, MOST_STEPS):
         first, other, paused = paused_and_other(kind, tmp_path / str(at), at)
         other.write(ROLLBACK_MARKER, [msgspec.json.encode(RESTART)])
-        other.write("_before_restart-1/_exchange-1", [b"a driver that was killed"])
+        other.write("_before_restart-1/_swap-1", [b"a driver that was killed"])
 
         def finish(other: Storage = other) -> None:
             finish_restart(other)
@@ -114,7 +114,7 @@ def test_a_slow_start_stops_once_another_one_has_taken_over(kind: str, tmp_path:
         with suppress(FencedError):
             finish_restart(first)
         assert content(other) == NEW
-        assert begun_exchange(other) is None
+        assert begun_swap(other) is None
 
 
 @kinds
@@ -136,9 +136,9 @@ def test_a_restart_does_nothing_to_a_driver_that_has_started_meanwhile(
 
         paused.meanwhile = start
         with pytest.raises(FencedError):
-            exchange(first, RESTART, check)
+            swap(first, RESTART, check)
         assert content(other) == OLD
-        assert begun_exchange(other) is None
+        assert begun_swap(other) is None
 
 
 @kinds
@@ -150,7 +150,7 @@ def test_new_content_that_somebody_has_deleted_is_not_taken_for_moved(
         first, other, paused = paused_and_other(kind, tmp_path / str(at), at)
         paused.meanwhile = lambda other=other: other.delete_directory("_restarting-1")  # type: ignore[misc]
         try:
-            exchange(first, RESTART)
+            swap(first, RESTART)
         except (CorruptFileError, OSError):  # the second within the move of a directory
             assert other.exists("_rollback")
             assert other.files_below("_before_restart-1")
@@ -159,7 +159,7 @@ def test_new_content_that_somebody_has_deleted_is_not_taken_for_moved(
 
 
 @kinds
-def test_a_failed_step_leaves_an_exchange_that_can_be_finished_and_undone(
+def test_a_failed_step_leaves_an_swap_that_can_be_finished_and_undone(
     kind: str, tmp_path: Path
 ) -> None:
     for at in range(3, MOST_STEPS):
@@ -170,14 +170,14 @@ def test_a_failed_step_leaves_an_exchange_that_can_be_finished_and_undone(
 
         paused.meanwhile = fails
         try:
-            exchange(first, RESTART)
+            swap(first, RESTART)
         except OSError:
             finished = finish_restart(other)
             assert finished is not None
             assert content(other) == NEW
             put_back(other, finished, lambda: None)
             assert content(other) == OLD
-            assert begun_exchange(other) is None
+            assert begun_swap(other) is None
 
 
 def test_a_rollback_that_nobody_has_claimed_is_finished() -> None:
@@ -185,7 +185,7 @@ def test_a_rollback_that_nobody_has_claimed_is_finished() -> None:
     fill(location, ROLLBACK.staged)
     location.write(ROLLBACK_MARKER, [msgspec.json.encode(ROLLBACK)])
     assert is_untouched(location, ROLLBACK)
-    assert finish_exchange(location, ROLLBACK)
+    assert finish_swap(location, ROLLBACK)
     assert not is_untouched(location, ROLLBACK)
     assert content(location) == NEW
 
@@ -193,16 +193,16 @@ def test_a_rollback_that_nobody_has_claimed_is_finished() -> None:
 @pytest.mark.parametrize(
     ("wanted", "was_void"), [(RESTART, False), (RESTART, True), (ROLLBACK, True)]
 )
-def test_an_exchange_that_is_void_is_not_done(wanted: Exchange, was_void: bool) -> None:
+def test_an_swap_that_is_void_is_not_done(wanted: Swap, was_void: bool) -> None:
     """Other drivers may have run for days since its driver wrote the marker."""
     location = MemoryStorage(f"{secrets.token_hex(8)}/location")
     fill(location, wanted.staged)
     location.write(ROLLBACK_MARKER, [msgspec.json.encode(wanted)])
     if was_void:  # and who made it void was killed before it deleted the marker
-        location.write(f"{wanted.kept}/_exchange-1", [b"void\n"])
-    assert not finish_exchange(location, wanted)
+        location.write(f"{wanted.kept}/_swap-1", [b"void\n"])
+    assert not finish_swap(location, wanted)
     assert content(location) == OLD
-    assert begun_exchange(location) is None
+    assert begun_swap(location) is None
 
 
 FIRST_VOID = (RolledBack("q", 7),)
@@ -230,21 +230,21 @@ def test_a_slow_rollback_leaves_the_void_epochs_of_a_later_one(kind: str, tmp_pa
         did_later: list[int] = []
 
         def roll_back(
-            other: Storage = other, later: Exchange = later, did_later: list[int] = did_later
+            other: Storage = other, later: Swap = later, did_later: list[int] = did_later
         ) -> None:
-            begun = begun_exchange(other)
-            if begun is not None and finish_exchange(other, begun):
-                exchange(other, later)
+            begun = begun_swap(other)
+            if begun is not None and finish_swap(other, begun):
+                swap(other, later)
                 did_later.append(1)
 
         paused.meanwhile = roll_back
         try:
-            exchange(first, wanted)
+            swap(first, wanted)
         except FencedError:
             taken_over += 1
             assert did_later
         assert read_rolled_back(other) == (LATER_VOID if did_later else FIRST_VOID)
-        assert begun_exchange(other) is None
+        assert begun_swap(other) is None
     assert taken_over > 5
 
 
@@ -255,16 +255,16 @@ def found(location: Storage) -> StartLocation:
 
 
 @kinds
-def test_a_start_sees_that_its_location_was_exchanged_meanwhile(kind: str, tmp_path: Path) -> None:
+def test_a_start_sees_that_its_location_was_swapped_meanwhile(kind: str, tmp_path: Path) -> None:
     _, location, _ = paused_and_other(kind, tmp_path, 0)
     start = found(location)
-    start.check_not_exchanged()
+    start.check_not_swapped()
     location.write(ROLLBACK_MARKER, [msgspec.json.encode(RESTART)])
     with pytest.raises(FencedError, match="while this one was starting"):
-        start.check_not_exchanged()
+        start.check_not_swapped()
     location.delete([ROLLBACK_MARKER])
-    start.check_not_exchanged()
-    exchange(location, RESTART)
+    start.check_not_swapped()
+    swap(location, RESTART)
     with pytest.raises(FencedError, match="while this one was starting"):
-        start.check_not_exchanged()
-    found(location).check_not_exchanged()
+        start.check_not_swapped()
+    found(location).check_not_swapped()

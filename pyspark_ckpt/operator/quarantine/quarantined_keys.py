@@ -1,7 +1,7 @@
-"""The parked keys of a subtask: two states of its table, which are moved and saved as all states.
+"""The quarantined keys of a subtask: two states of its table, moved and saved as all states.
 
-``__quarantine`` says of each parked key since when and why it is parked. ``__quarantine_rows`` is
-the list of its rows, in the order of their arrival, each with its epoch.
+``__quarantine`` says of each quarantined key since when and why it is quarantined.
+``__quarantine_rows`` is the list of its rows, in the order of their arrival, each with its epoch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pyspark.sql import types as T
 from pyspark_ckpt.errors import IncompatibleStateError, QuarantineError
 from pyspark_ckpt.formats.handle import StateDescriptor
 from pyspark_ckpt.operator.descriptor import QuarantineLimits
-from pyspark_ckpt.operator.rows.parked import RowKeeping
+from pyspark_ckpt.operator.rows.quarantined import RowKeeping
 from pyspark_ckpt.operator.schema.report import LIBRARY_PREFIX, ROWS_STATE
 from pyspark_ckpt.operator.state.handle import ProcessorHandle
 from pyspark_ckpt.operator.state.kinds import StateKind
@@ -31,7 +31,7 @@ from pyspark_ckpt.operator.values.codec import TupleCodec
 
 KEYS_STATE = LIBRARY_PREFIX
 
-EPOCH_COLUMN = "parked_in_epoch"
+EPOCH_COLUMN = "quarantined_in_epoch"
 
 _ERROR = "error"
 
@@ -46,8 +46,8 @@ _KEYS_SCHEMA = T.StructType(
 )
 
 
-class ParkedKey(msgspec.Struct, array_like=True, frozen=True):
-    """Why a key is parked, and how much is kept of it."""
+class QuarantinedKey(msgspec.Struct, array_like=True, frozen=True):
+    """Why a key is quarantined, and how much is kept of it."""
 
     since_epoch: int
     step: str
@@ -56,12 +56,12 @@ class ParkedKey(msgspec.Struct, array_like=True, frozen=True):
     size_bytes: int = 0
 
 
-def comparable(parked: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the columns of a parked key without the lines of code in its error.
+def comparable(quarantined: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the columns of a quarantined key without the lines of code in its error.
 
     They are others where an equal program is in another file, or further down in it.
     """
-    columns = dict(parked)
+    columns = dict(quarantined)
     if _ERROR in columns:
         columns[_ERROR] = columns[_ERROR].partition("\n")[0]
     return columns
@@ -69,18 +69,18 @@ def comparable(parked: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class RowsOfEpoch:
-    """The rows of a parked key that came in one epoch, as they were sent."""
+    """The rows of a quarantined key that came in one epoch, as they were sent."""
 
     epoch: int
     sent: Any
 
 
-class ParkedKeys:
-    """The parked keys of one subtask in one epoch.
+class QuarantinedKeys:
+    """The quarantined keys of one subtask in one epoch.
 
     `states` is the processor's handle after ``init``. `keeping` is ``None`` if the operator has no
-    quarantine; then a parked key raises QuarantineError. `found` has the parked keys by their
-    stored form.
+    quarantine; then a quarantined key raises QuarantineError. `found` has the quarantined keys by
+    their stored form.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class ParkedKeys:
         self._keys: ValueState | None = None
         self._rows: ListState | None = None
         self._row_schema = None if keeping is None else _with_epoch(keeping.schema)
-        self.found: dict[StoredKey, ParkedKey] = self._read_keys(key_groups)
+        self.found: dict[StoredKey, QuarantinedKey] = self._read_keys(key_groups)
         self._check_continues()
 
     @property
@@ -110,26 +110,26 @@ class ParkedKeys:
         return sum(each.rows for each in self.found.values())
 
     def has_current(self) -> bool:
-        """Return whether the key being worked on is parked."""
+        """Return whether the key being worked on is quarantined."""
         return bool(self.found) and self._current in self.found
 
-    def park(self, step: str, error: str) -> None:
-        """Park the key being worked on, which keeps its state and timers."""
+    def quarantine(self, step: str, error: str) -> None:
+        """Quarantine the key being worked on, which keeps its state and timers."""
         if len(self.found) >= self._limits.keys:
             raise QuarantineError(
-                f"{self._where}: {len(self.found)} keys are parked, and another key's processor "
-                f"raised in {step}: {error}; correct the processor, or raise "
+                f"{self._where}: {len(self.found)} keys are quarantined, and another key's "
+                f"processor raised in {step}: {error}; correct the processor, or raise "
                 "spark.ckpt.quarantine.max-keys"
             )
-        self._put(ParkedKey(self._epoch, step, error))
+        self._put(QuarantinedKey(self._epoch, step, error))
 
     def note_error(self, step: str, error: str) -> None:
-        """Note why the key being worked on stays parked."""
+        """Note why the key being worked on stays quarantined."""
         key = self.found[self._current]
         self._put(msgspec.structs.replace(key, step=step, error=error))
 
     def keep(self, sent: Any) -> None:
-        """Keep rows of the key being worked on, which is parked, after those that are kept."""
+        """Keep rows of the key being worked on, which is quarantined, after those that are kept."""
         assert self._keeping is not None
         rows = [(self._epoch, *values) for values in self._keeping.values(sent)]
         _, state = self._open_states()
@@ -143,8 +143,8 @@ class ParkedKeys:
         limits = self._limits
         if key.rows > limits.rows_per_key or key.size_bytes > limits.bytes_per_key:
             raise QuarantineError(
-                f"{self._where}: a key that is parked since epoch {key.since_epoch} has "
-                f"{key.rows} rows of {key.size_bytes} bytes; it was parked because {key.step} "
+                f"{self._where}: a key that is quarantined since epoch {key.since_epoch} has "
+                f"{key.rows} rows of {key.size_bytes} bytes; it was quarantined because {key.step} "
                 f"raised {key.error}; correct the processor and release the key, or raise "
                 "spark.ckpt.quarantine.max-rows-per-key and max-bytes-per-key"
             )
@@ -162,14 +162,14 @@ class ParkedKeys:
         ]
 
     def remove(self) -> None:
-        """Remove the key being worked on from the parked keys, with its rows."""
+        """Remove the key being worked on from the quarantined keys, with its rows."""
         keys, rows = self._open_states()
         keys.clear()
         rows.clear()
         del self.found[self._current]
 
     def end(self) -> None:
-        """Delete the two states if no key is parked: their rows had columns that may change."""
+        """Delete the two states if no key is quarantined: their rows' columns may change."""
         if self.found:
             return
         for name in (KEYS_STATE, ROWS_STATE):
@@ -183,41 +183,42 @@ class ParkedKeys:
         assert current.key_group is not None  # a key is being worked on
         return current.key_group, current.key
 
-    def _put(self, key: ParkedKey) -> None:
+    def _put(self, key: QuarantinedKey) -> None:
         keys, _ = self._open_states()
         keys.update(msgspec.structs.astuple(key))
         self.found[self._current] = key
 
-    def _read_keys(self, key_groups: Iterable[int]) -> dict[StoredKey, ParkedKey]:
+    def _read_keys(self, key_groups: Iterable[int]) -> dict[StoredKey, QuarantinedKey]:
         state_id = self._states.catalog.find(KEYS_STATE)
         if state_id is None:
             return {}
-        found: dict[StoredKey, ParkedKey] = {}
+        found: dict[StoredKey, QuarantinedKey] = {}
         decode = codec_of(self._states.catalog.descriptor(state_id), self._where).decode
         for number in key_groups:
             group = encode_key_group(number)
             prefix = group + bytes([state_id])
             for key, value in self._table.scan(prefix):
-                found[group, key[len(prefix) :]] = ParkedKey(*decode(value))
+                found[group, key[len(prefix) :]] = QuarantinedKey(*decode(value))
         return found
 
     def _check_continues(self) -> None:
-        """Refuse a program that would handle later rows of a parked key before those kept."""
+        """Refuse a program that would handle later rows of a quarantined key before those kept."""
         if not self.found:
             return
         if self._row_schema is None:
             raise QuarantineError(
-                f"{self._where}: {len(self.found)} keys are parked, and the operator was built "
-                "without onError='quarantine': give it back, start the query and release the keys"
+                f"{self._where}: {len(self.found)} keys are quarantined, and the operator was "
+                "built without onError='quarantine': give it back, start the query and "
+                "release the keys"
             )
         rows_id = self._states.catalog.find(ROWS_STATE)
         assert rows_id is not None  # both are made together
         stored = self._states.catalog.descriptor(rows_id).value_schema
         if stored != self._row_schema.json():
             raise IncompatibleStateError(
-                f"{self._where}: {len(self.found)} keys are parked, whose rows have the schema "
-                f"{stored}; now rows have {self._row_schema.json()}: release the keys before the "
-                "columns of the input change"
+                f"{self._where}: {len(self.found)} keys are quarantined, whose rows have the "
+                f"schema {stored}; now rows have {self._row_schema.json()}: release the keys "
+                "before the columns of the input change"
             )
 
     def _open_states(self) -> tuple[ValueState, ListState]:
@@ -237,7 +238,7 @@ class ParkedKeys:
         state_id = catalog.find(name)
         if state_id is None:
             state_id = catalog.add(wanted)
-        elif not self.found:  # an edit that erased all parked keys left it without an entry
+        elif not self.found:  # an edit that erased all quarantined keys left it without an entry
             catalog.replace(state_id, wanted)
         return bytes([state_id])
 

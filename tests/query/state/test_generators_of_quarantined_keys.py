@@ -1,4 +1,4 @@
-"""Generators of keys that are parked write nothing after that."""
+"""Generators of keys that are quarantined write nothing after that."""
 
 from __future__ import annotations
 
