@@ -13,6 +13,7 @@ start follows, which has to run exactly.
 from __future__ import annotations
 
 import copy
+import json
 import random
 import shutil
 import time
@@ -612,8 +613,10 @@ class Walk:
 
     def _stop_running_copy(self, place: Place, changes: Mapping[str, Any]) -> None:
         """Stop what was copied from a location, or it from: Spark has one run of an id."""
+        metadata = place.path / "metadata"  # a rollback gives the location another id
+        query_id = json.loads(metadata.read_text())["id"] if metadata.exists() else None
         for each in self._running():
-            if each.query_id == place.query_id != "" and each.driver == place.driver:
+            if each.query_id == query_id and each.driver == place.driver:
                 if self._try_to_start(place, changes):
                     raise FaultError(f"{place.name} was started beside its copy {each.name}")
                 self._settle(each)
