@@ -1,26 +1,30 @@
 """All errors of the library, grouped by what a handler would do about them.
 
-CkptError ├── ConfigurationError (ValueError)          change a conf key or a writer option ├──
-PlanError (ValueError)                   change the query: uid, keys, columns, mode │   ├──
-TimeModeError (PySparkRuntimeError, PySparkValueError)  it needs another timeMode │   ├── ClockError
-(IllegalArgumentException)       a test moves a clock back │   └── HarnessUseError
-(PySparkAssertionError)     a test names a state that is not there ├── NotBuiltYetError
-(NotImplementedError)   the feature is planned, not there yet ├── UnknownEpochError (RuntimeError)
-run actions inside foreachBatch, on its DataFrame ├── CrashedError (RuntimeError)              a
-test had its harness crash: call again ├── StateError │   ├── StateUseError (PlanError,
-PySparkRuntimeError)    a state that cannot be had, or is deleted │   ├── IncompatibleStateError
-(ValueError)  stored state and processor do not fit │   ├── InputRowsError (RuntimeError)        the
-library could not read an epoch's rows │   ├── QuarantineError (RuntimeError)       too much is
-quarantined: correct the program and release │   ├── StateValueError (PySparkRuntimeError,
-TypeError)  a value does not fit its schema │   └── ProcessorError (RuntimeError)        the user's
-processor raised ├── CheckpointError │   ├── CheckpointNotFoundError (FileNotFoundError)  no
-checkpoint or savepoint at a path │   ├── CorruptFileError (OSError)                   a file is
-missing, cut or changed │   ├── UnsafePathError (ValueError)                 a stored path leaves
-its root │   ├── CheckpointAbortedError (RuntimeError)        this checkpoint or savepoint was not
-made │   ├── FencedError (RuntimeError)                   another driver has taken over the query │
-├── FailedCheckpointsError (RuntimeError)        too many were not made: the query was stopped │   │
-└── SessionEndedError                        the query ended with its Spark session │   └──
-RestoreError (ValueError)                    the query cannot start from this checkpoint
+CkptError
+├── ConfigurationError (ValueError)          change a conf key or a writer option
+├── PlanError (ValueError)                   change the query: uid, keys, columns, mode
+│   ├── TimeModeError (PySparkRuntimeError, PySparkValueError)  it needs another timeMode
+│   ├── ClockError (IllegalArgumentException)       a test moves a clock back
+│   └── HarnessUseError (PySparkAssertionError)     a test names a state that is not there
+├── NotBuiltYetError (NotImplementedError)   the feature is planned, not there yet
+├── UnknownEpochError (RuntimeError)         run actions inside foreachBatch, on its DataFrame
+├── CrashedError (RuntimeError)              a test had its harness crash: call again
+├── StateError
+│   ├── StateUseError (PlanError, PySparkRuntimeError)    a state that cannot be had, or is deleted
+│   ├── IncompatibleStateError (ValueError)  stored state and processor do not fit
+│   ├── InputRowsError (RuntimeError)        the library could not read an epoch's rows
+│   ├── QuarantineError (RuntimeError)       correct the program, then release the keys
+│   ├── StateValueError (PySparkRuntimeError, TypeError)  a value does not fit its schema
+│   └── ProcessorError (RuntimeError)        the user's processor raised
+├── CheckpointError
+│   ├── CheckpointNotFoundError (FileNotFoundError)  no checkpoint or savepoint at a path
+│   ├── CorruptFileError (OSError)                   a file is missing, cut or changed
+│   ├── UnsafePathError (ValueError)                 a stored path leaves its root
+│   ├── CheckpointAbortedError (RuntimeError)        this checkpoint or savepoint was not made
+│   ├── FencedError (RuntimeError)                   another driver has taken over the query
+│   ├── FailedCheckpointsError (RuntimeError)        too many were not made: the query was stopped
+│   │   └── SessionEndedError                        the query ended with its Spark session
+│   └── RestoreError (ValueError)                    the query cannot start from this checkpoint
 
 Every message says what happened, where (query, operator uid, subtask, path) and what to do next.
 What PySpark's own state API and ``TwsTester`` raise as an error of PySpark is one here too, so an

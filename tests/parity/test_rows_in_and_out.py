@@ -153,6 +153,7 @@ class PartlyPandas(Partly):
             yield pd.DataFrame([row.asDict()])
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("processor", [Partly, PartlyPandas])
 def test_partly_consumed_input(both: Callable[..., Both], processor: type[Partly]) -> None:
     """Rows that are not taken are skipped, however many; the next key gets its own."""

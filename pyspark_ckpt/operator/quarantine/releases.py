@@ -2,9 +2,8 @@
 
 ::
 
-    releases/armed                              there is a quarantined key, or was once; the epoch
-    that
-                                                quarantined the first one
+    releases/armed                              a key is quarantined, or was once; has the epoch
+                                                that quarantined the first one
     releases/<time>-<random>.request.json       a request to release keys
     releases/epoch-<timeline>-<epoch>.json      the requests that an epoch carries out
 

@@ -318,6 +318,7 @@ KEYS_OF_ALL_TYPES = (
 )
 
 
+@pytest.mark.further
 def test_keys_of_every_type_are_found_as_the_query_stores_them(
     spark: SparkSession, tmp_path: Path
 ) -> None:

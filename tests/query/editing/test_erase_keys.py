@@ -47,6 +47,7 @@ def job(spark: SparkSession, tmp_path: Path) -> Job:
     return Job(spark, tmp_path, Feed(tmp_path / "in"), options=OFTEN)
 
 
+@pytest.mark.further
 @pytest.mark.wide_variants
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_no_savepoint_has_a_byte_of_the_key(

@@ -163,6 +163,7 @@ def failure(job: Job) -> str | None:
     return None
 
 
+@pytest.mark.further
 @pytest.mark.wide_variants
 @pytest.mark.parametrize(
     ("directory", "which", "damage"),

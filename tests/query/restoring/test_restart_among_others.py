@@ -86,6 +86,7 @@ class GatedBatch:
         """Do what the test wants."""
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("asks", ["command line", "Spark"])
 def test_a_query_that_is_stopped_while_its_restart_is_prepared_stays_stopped(
     job: Job, gate: Gate, capsys: pytest.CaptureFixture[str], asks: str

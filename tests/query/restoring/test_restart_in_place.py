@@ -191,6 +191,7 @@ def test_up_and_down(job: Job, backend: str) -> None:
         assert not [p.name for p in job.location_path.iterdir() if "restart" in p.name]
 
 
+@pytest.mark.further
 def test_up_and_down_while_the_query_is_idle(job: Job) -> None:
     """The newest checkpoint is of the same epoch, and of the subtasks before the last restart."""
     with session_conf(job.spark, {PARTITIONS: "2"}):

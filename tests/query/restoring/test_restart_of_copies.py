@@ -60,6 +60,7 @@ def timers(job: Job) -> set[str]:
     return {key for key, _, what in job.result() if what == "timer"}
 
 
+@pytest.mark.further
 def test_a_program_that_has_timers_now(job: Job) -> None:
     """GroupState without a timeout has no place for one."""
     with session_conf(job.spark, {PARTITIONS: "2"}):

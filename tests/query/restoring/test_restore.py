@@ -61,6 +61,7 @@ def since(uid: str, first: int) -> list[Row]:
     return [row for row in told_by(EPOCHS[: first + 1], uid) if row not in before]
 
 
+@pytest.mark.further
 @pytest.mark.everywhere
 def test_operators_are_added_removed_and_renamed(job: Job) -> None:
     """Scenario 35: one is dropped if allowed, one is new, one is renamed; the plan shows all."""

@@ -267,6 +267,7 @@ def test_rolled_back_with_sparks_own_processor(job: Job) -> None:
     assert job.result() == whole.result()
 
 
+@pytest.mark.further
 def test_ids_are_those_of_sparks_plan(job: Job) -> None:
     """The plans have several orders; nothing runs."""
     rows = timed(job, job.feed)

@@ -116,6 +116,7 @@ def test_filters_on_the_key_read_one_key(registered: SparkSession, path: str) ->
     assert [row.n for row in frame.where("user = 'user 5' and shard = 2 and n < 5").collect()] == []
 
 
+@pytest.mark.further
 @pytest.mark.wide_variants
 def test_spark_applies_filters_that_are_not_pushed(registered: SparkSession, path: str) -> None:
     frame = frame_of(registered, path, state="total").where("user = 'user 17' and shard = 2")

@@ -135,6 +135,7 @@ class SpilledInTemporary(Measured):
         yield Row(k=key[0], n=sum(1 for _ in rows), spilled=len(list(found)))
 
 
+@pytest.mark.further
 def test_a_batch_dataframe_keeps_to_the_limit_of_the_session(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -146,6 +146,7 @@ class Alarmed(Flaky):
             yield row
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("is_drained", [False, True])
 def test_timers_of_quarantined_keys_keep_their_clock(
     job: Job, tmp_path: Path, is_drained: bool

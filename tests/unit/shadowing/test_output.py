@@ -151,6 +151,7 @@ def streamed(spark: SparkSession, tmp_path: Path) -> Any:
 ID = {"parquet.field.id": 1}
 
 
+@pytest.mark.further
 @pytest.mark.parametrize(
     ("old", "new"),
     [
