@@ -98,6 +98,7 @@ def test_the_first_job_counts_in_every_run(tmp_path: Path) -> None:
         assert in_shell(command, tmp_path)
 
 
+@pytest.mark.further
 @pytest.mark.own_jvm
 def test_the_program_and_the_commands_of_the_readme_run_as_they_stand(tmp_path: Path) -> None:
     """The commands look at what the program leaves."""

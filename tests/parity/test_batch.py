@@ -13,6 +13,8 @@ from tests.parity.engines import assert_same_rows
 from tests.parity.operations import Operations, PandasOperations, look, random_scripts
 from tests.parity.timed import PandasTimers, Timers, at
 
+pytestmark = pytest.mark.further
+
 
 def same(df: DataFrame, processor: Any, output: str, time_mode: str, name: str) -> list[Row]:
     """Run both engines over the DataFrame and compare."""

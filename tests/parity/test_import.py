@@ -19,6 +19,8 @@ from tests.parity.operations import Operations, look, random_scripts, script
 from tests.parity.timed import PandasTimers, Timers, at
 from tests.query.place import RemotePath, s3a
 
+pytestmark = pytest.mark.further
+
 HOUR_MS = 3_600_000
 FILL = [("value.update", 1, "v"), ("items.put", 1, "p"), ("items.appendValue", 2, "q")]
 FILL += [("map.updateValue", 1, "m"), ("map.updateValue", 2, "n")]

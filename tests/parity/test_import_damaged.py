@@ -17,6 +17,8 @@ from tests.parity import importing, operations
 from tests.parity.importing import Continued
 from tests.parity.operations import Operations, script
 
+pytestmark = pytest.mark.further
+
 
 @pytest.fixture(scope="module", autouse=True)
 def helpers_by_value() -> Iterator[None]:

@@ -20,6 +20,8 @@ from tests.parity.engines import PROVIDER, ROCKSDB, configured
 from tests.parity.importing import run
 from tests.query.harness import Feed
 
+pytestmark = pytest.mark.further
+
 HDFS = "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"
 OUTPUT = "k string, n long, words string"
 LATER_MS = 4_000_000_000_000

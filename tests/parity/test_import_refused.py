@@ -18,6 +18,8 @@ from tests.parity.importing import Continued, run
 from tests.parity.operations import Operations, look, script
 from tests.query.harness import Feed
 
+pytestmark = pytest.mark.further
+
 
 @pytest.fixture(scope="module", autouse=True)
 def helpers_by_value() -> Iterator[None]:

@@ -20,6 +20,8 @@ from tests.parity.engines import ENDS, PROVIDER, ROCKSDB, configured
 from tests.parity.importing import check_same
 from tests.query.harness import Feed
 
+pytestmark = pytest.mark.further
+
 HOUR_MS = 3_600_000
 BY_USER, BY_SIZE = "k string, size long", "size long, users long, last string"
 

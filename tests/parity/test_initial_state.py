@@ -13,6 +13,8 @@ from pyspark.sql.streaming import StatefulProcessor
 
 from tests.parity.engines import ENDS, Both
 
+pytestmark = pytest.mark.further
+
 OUTPUT = "k string, what string, seen string"
 INITIAL = [("a", 1, "x"), ("a", 2, "y"), ("a", 3, None), ("only", 4, "z"), (None, 5, "null")]
 EPOCHS = [[("a", 10), ("b", 20), (None, 30)], [("only", 40), ("a", 50)], [("only", 60)]]

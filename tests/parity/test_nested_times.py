@@ -15,6 +15,8 @@ from pyspark.sql.streaming import StatefulProcessor
 
 from tests.parity.engines import Both
 
+pytestmark = pytest.mark.further
+
 SESSION_ZONE = "Asia/Tokyo"
 WORKER_ZONE = "America/New_York"
 NESTED = (

@@ -13,6 +13,8 @@ from pyspark.sql.streaming import StatefulProcessor
 
 from tests.parity.engines import Both
 
+pytestmark = pytest.mark.further
+
 NESTED = (
     "a array<int>, m map<string,double>, s struct<p:int,q:struct<r:string,t:array<string>>>, "
     "l array<struct<p:int,q:string>>"
@@ -99,6 +101,7 @@ class NestedPandas(Nested):
             )
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("processor", [Nested, NestedPandas])
 def test_nested_types(both: Callable[..., Both], processor: type[Nested]) -> None:
     """Nested values arrive, are kept and come back as the same Python values."""

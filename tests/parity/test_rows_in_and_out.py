@@ -96,6 +96,7 @@ class KeyedPandas(Keyed):
                 yield pd.DataFrame({"row": [f"{text} {record}"], "n": n, "key": type(key).__name__})
 
 
+@pytest.mark.further
 @pytest.mark.wide_variants
 @pytest.mark.parametrize(
     ("keys", "nulls"),

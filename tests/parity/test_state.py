@@ -25,6 +25,8 @@ from tests.parity.operations import (
     script,
 )
 
+pytestmark = pytest.mark.further
+
 KEYS = ["a", "b", "", None]
 EDGES = [
     *script("empty", *OPERATIONS, *OPERATIONS),

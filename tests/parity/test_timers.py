@@ -16,6 +16,8 @@ from tests.parity.engines import ENDS, PARTITIONS, Both, wait_until
 from tests.parity.timed import INPUT, OUTPUT, PandasTimers, Timers, at
 from tests.query.harness import Feed
 
+pytestmark = pytest.mark.further
+
 HOUR = 3_600_000
 
 

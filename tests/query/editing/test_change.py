@@ -62,6 +62,7 @@ def test_functions_that_return_what_they_get_change_nothing(
     )
 
 
+@pytest.mark.further
 @pytest.mark.wide_variants
 def test_one_entry_is_changed_in_each_kind_of_state(
     checkpoint: tuple[Job, str], tmp_path: Path

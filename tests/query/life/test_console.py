@@ -106,6 +106,7 @@ def test_queries_and_savepoints_below_a_directory_are_found(shown: Shown) -> Non
         assert one.key == shown.place("main").key
 
 
+@pytest.mark.further
 def test_a_summary_says_what_became_of_a_query(shown: Shown) -> None:
     main, fork = (summary_of(shown.place(name), 2**42) for name in ("main", "fork"))
     assert main.run.state is RunState.STOPPED

@@ -26,6 +26,7 @@ class Failing(Count):
         yield from super().handleInputRows(key, rows, timerValues)
 
 
+@pytest.mark.further
 def test_a_processor_that_raises_is_a_processor_error(job: Job) -> None:
     """It is Spark's exception too; text of the user does not decide its class."""
     job = job.but(processor=Failing, output="k string, n long")

@@ -195,6 +195,7 @@ def test_another_sink_chosen_after_foreach_batch(job: Job) -> None:
     assert job.result() == expected(job.feed.rows)
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("provider", ["HDFSBacked", "RocksDB"])
 @pytest.mark.parametrize("seen_in", ["plan", "files"])
 @pytest.mark.parametrize("action", ["one subtask each", "take", "nothing"])

@@ -59,6 +59,7 @@ def test_html_forms_show_their_values_and_escape_them(job: Job) -> None:
     assert all(f">{cell}</td>" in shown["difference"] for cell in row)
 
 
+@pytest.mark.further
 def test_a_history_is_plotted_with_its_phases_sizes_and_failures(job: Job) -> None:
     import matplotlib as mpl
 

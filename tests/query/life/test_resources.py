@@ -80,6 +80,7 @@ def run_in_files(job: Job) -> None:
 @pytest.mark.parametrize(
     "run", [run_in_function, pytest.param(run_in_files, marks=pytest.mark.further)]
 )
+@pytest.mark.further
 @pytest.mark.parametrize("starts", [FEW, pytest.param(100, marks=pytest.mark.soak)])
 def test_starts(job: Job, run: Callable[[Job], None], starts: int) -> None:
     """Each start once left a thread and a socket, with which the JVM had called back."""
@@ -92,6 +93,7 @@ def test_starts(job: Job, run: Callable[[Job], None], starts: int) -> None:
     assert taken.grown(before, allowed=starts // 2) == {}
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("epochs", [FEW, pytest.param(1000, marks=pytest.mark.soak)])
 def test_epochs(job: Job, epochs: int) -> None:
     taken = Taken(job)

@@ -78,6 +78,7 @@ def test_phases_are_recorded_of_epochs_without_a_checkpoint_too(job: Job) -> Non
     assert all(0 <= each.began_ms <= took[each.epoch] for each in done)
 
 
+@pytest.mark.further
 def test_a_failed_run_leaves_the_reason_and_the_line_of_the_processor(job: Job) -> None:
     job = job.but(processor=Failing, output="k string, n long")
     job.feed.add([("good", 1)])

@@ -54,6 +54,7 @@ def backend_used(job: Job) -> str:
     return kinds.pop()
 
 
+@pytest.mark.further
 def test_backend(job: Job) -> None:
     """RocksDB by default; Spark conf chooses another; an option wins over conf, also late."""
     assert backend_used(job) == "rocksdb"

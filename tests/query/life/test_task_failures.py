@@ -134,6 +134,7 @@ def test_workers_exit_at_random(job: Job, backend: str) -> None:
     assert job.result() == expected(job.feed.rows), f"TEST_SEED={seed}"
 
 
+@pytest.mark.further
 def test_second_action_of_a_batch_fails(job: Job) -> None:
     """Scenario 15: a task that fails as foreachBatch computes the batch again is retried too."""
     marks, collected = job.base / "marks", []

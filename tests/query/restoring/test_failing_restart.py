@@ -111,6 +111,7 @@ def test_a_restart_that_fails_behind_its_claim(
         assert query.exception() is None
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("failures", [1, 2])
 def test_a_restart_survives_that_its_checkpoint_fails(
     job: Job, monkeypatch: pytest.MonkeyPatch, failures: int

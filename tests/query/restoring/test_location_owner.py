@@ -40,6 +40,7 @@ def copied(job: Job, location: str, out: str) -> Job:
     return job.but(location=location, out=out)
 
 
+@pytest.mark.further
 def test_a_copied_location_takes_nothing_from_the_original(job: Job) -> None:
     """The copy is refused, even before the original continues; the advice works."""
     job = elsewhere(job)

@@ -182,6 +182,7 @@ def call_epochs(job: Job, number: int) -> list[tuple[str, int]]:
     return called.rows
 
 
+@pytest.mark.further
 def test_epochs_that_went_to_another_sink(job: Job) -> None:
     """Spark reads the path, before and after its compactions, which are at epochs 2, 5, 8 and 11.
 

@@ -23,6 +23,7 @@ from tests.query.harness import (
 from tests.query.model import OUTPUT, counted, events_of, expected, in_order, sequences
 
 
+@pytest.mark.further
 @pytest.mark.wide_variants
 @pytest.mark.everywhere
 @pytest.mark.parametrize("backend", BACKENDS)

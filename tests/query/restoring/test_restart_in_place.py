@@ -219,6 +219,7 @@ class Waiting(Numbered):
         yield from super().handleInputRows(key, rows, timerValues)
 
 
+@pytest.mark.further
 def test_an_epoch_that_the_stop_has_interrupted_gets_its_checkpoint(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:

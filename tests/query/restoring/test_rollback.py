@@ -38,6 +38,7 @@ from tests.query.leftovers import metadata_json, paths_in
 from tests.query.model import events_of, expected, expected_after
 
 
+@pytest.mark.further
 def test_rollback(job: Job) -> None:
     """A running query is refused. Afterwards state and offsets are the checkpoint's."""
     job = job.using({INLINE: "0b", RETAINED: 10})
@@ -130,6 +131,7 @@ def waits_until(monkeypatch: pytest.MonkeyPatch, gives_sign: Callable[[], object
     monkeypatch.setattr(rolling_back, "check_silent", check)
 
 
+@pytest.mark.further
 def test_a_query_that_another_application_runs_is_refused(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,6 +153,7 @@ def test_a_query_that_another_application_runs_is_refused(
     assert job.but(out="out2").result() == expected_after(job.feed.rows, 40)
 
 
+@pytest.mark.further
 def test_a_query_that_a_connect_server_may_run_is_refused_however_silent_it_is(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -149,6 +149,7 @@ def own_threads() -> set[str]:
     return {thread.name for thread in threading.enumerate() if "pyspark_ckpt" in thread.name}
 
 
+@pytest.mark.further
 def test_taken_between_two_epochs(job: Job) -> None:
     """Scenario 31: two at once, of a busy query with frequent checkpoints; each is of one epoch.
 
@@ -202,6 +203,7 @@ def test_a_failure_on_the_executors(job: Job) -> None:
     assert list((job.base / "savepoints").iterdir()) == []
 
 
+@pytest.mark.further
 def test_what_a_failed_savepoint_leaves_goes_with_the_next_start(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -134,6 +134,7 @@ class ArrowAlarms(ArrowAlarm):
         yield keys.append_column("what", what).append_column("v", v)
 
 
+@pytest.mark.further
 @pytest.mark.parametrize("processor", [ArrowAlarm, ArrowAlarms])
 def test_timers(job: Job, tmp_path: Path, processor: type[ckpt.ArrowProcessor]) -> None:
     """Timers of many keys are set and deleted from Arrow; they fire once, after a restart."""

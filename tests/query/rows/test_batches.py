@@ -159,6 +159,7 @@ def test_long_keys_beside_a_null_keep_their_digits(job: Job, numbers: list[int])
     assert job.result() == in_order([(k, 2) for k in keys])
 
 
+@pytest.mark.further
 def test_timers(job: Job, tmp_path: Path) -> None:
     """A BatchProcessor sets and deletes timers of many keys; they fire once, after a restart."""
     feed = timed_feed(tmp_path / "timed")
@@ -207,6 +208,7 @@ class Exact(BatchProcessor):
         pass
 
 
+@pytest.mark.further
 def test_integers_beside_nulls_keep_their_digits(spark: SparkSession) -> None:
     """They do in rows, keys, states, and broadcast and initial rows, also inside other values."""
     rows = [

@@ -224,6 +224,7 @@ def test_key_groups_and_bytes(spark: SparkSession, ddl: str) -> None:
     assert found(compiled, ddl, list(KEYS[ddl])) == KEYS[ddl]
 
 
+@pytest.mark.further
 def test_key_groups_of_stored_keys(spark: SparkSession) -> None:
     """A key's bytes alone give the key group that its columns gave."""
     frames = []

@@ -90,6 +90,7 @@ def exact(df: DataFrame) -> DataFrame:
     return df.select(shown)
 
 
+@pytest.mark.further
 @pytest.mark.wide_variants
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_rows_and_state(spark: SparkSession, tmp_path: Path, backend: str) -> None:

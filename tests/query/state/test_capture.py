@@ -245,6 +245,7 @@ def test_event_time_keys_that_are_computed_and_a_broadcast_stream(
     assert {-10, 70} <= set(result.output["n"])
 
 
+@pytest.mark.further
 def test_a_crash_is_a_unit_test(job: Job) -> None:
     job = job.but(processor=Raising, output=TOTALS).using({ON_FAILURE: "true"})
     job.feed.add(FILES[0])

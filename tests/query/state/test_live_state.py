@@ -58,6 +58,7 @@ def check_all(query: ckpt.CheckpointedQuery, events: list[Event], epoch: int) ->
     assert table.num_rows == sum(len(entries or ()) for _, _, entries in model.values())
 
 
+@pytest.mark.further
 @pytest.mark.wide_variants
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_each_epoch(job: Job, backend: str) -> None:

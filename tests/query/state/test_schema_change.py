@@ -133,6 +133,7 @@ def emitted(job: Job, run: int) -> dict[str, Emitted]:
     return {k: json.loads(text) for k, number, text in job.result() if number == run}
 
 
+@pytest.mark.further
 def test_restart_and_restore(job: Job) -> None:
     """Scenario 41: changed, renamed, migrated, added, left out, one subtask after the other."""
     add(job, 0)

@@ -157,6 +157,7 @@ def test_processing_time(job: Job) -> None:
     assert job.result() == in_order([*rows, *first, *then, TICK])
 
 
+@pytest.mark.further
 def test_all_available_input_is_awaited_though_epochs_run_all_the_time(job: Job) -> None:
     job = job.but(processor=ClockAlarm, time_mode="ProcessingTime", watermark=None)
     with job.running() as query:
