@@ -18,10 +18,10 @@ help: ## List the targets
 demo: $(VENV)/.demo java ## Set up everything and run the main job on the New York flights; ARGS=--compare
 	$(BIN)/python -m examples.flights $(ARGS)
 
-test: $(CLASSES) ## Set up everything and run the tests, three at a time; seven minutes on two cores
+test: $(CLASSES) ## Set up everything and run the tests, three at a time; eight minutes on two cores
 	$(BIN)/python -m pytest --numprocesses 3 --dist worksteal $(ARGS)
 
-test-further: $(CLASSES) ## Run the other half of them, which CI runs too; four minutes
+test-further: $(CLASSES) ## Run the other half of them, which CI runs too; fifteen minutes
 	$(BIN)/python -m pytest --numprocesses 3 --dist worksteal -m "further and not soak and not reach and not wide" $(ARGS)
 
 test-all: $(CLASSES) ## Run them with all variants, programs, notebooks and servers; 45 minutes
