@@ -54,6 +54,15 @@ from pyspark_ckpt.spark.session import why_ended
 from pyspark_ckpt.spark.sink import TableSink
 from pyspark_ckpt.storage.open import Storage
 
+_POLL_S = 0.02
+_REMOTE_POLL_S = 0.5
+
+_WAITING = "Waiting for"
+"""What Spark's status begins with while there is no input, or the next epoch is not due."""
+
+logger = library_logger(__name__)
+POLL_S = 2.0
+
 
 @dataclass(frozen=True, slots=True)
 class Launch:
@@ -92,21 +101,6 @@ class NextStarts(Protocol):
         self, launch: Launch, place: Place, program: Program | None, parallelism: int | None, /
     ) -> QueryStart:
         """Return the start of a program, ``None`` for the query's own."""
-
-
-_POLL_S = 0.02
-
-
-_REMOTE_POLL_S = 0.5
-
-
-_WAITING = "Waiting for"
-
-
-"""What Spark's status begins with while there is no input, or the next epoch is not due."""
-
-
-logger = library_logger(__name__)
 
 
 class Restarts:
@@ -362,9 +356,6 @@ def _first_commit_ms(query: CheckpointedQuery, start: QueryStart, epoch: int) ->
             break
         time.sleep(poll_s)
     return now_ms()
-
-
-POLL_S = 2.0
 
 
 def follow(query: CheckpointedQuery, rules: RescaleRules) -> None:

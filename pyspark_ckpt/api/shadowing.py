@@ -57,6 +57,7 @@ from pyspark_ckpt.spark.program import Program, check_program, stream_of
 from pyspark_ckpt.storage.open import Storage, open_storage
 
 _REASON = "promote"
+logger = library_logger(__name__)
 
 
 def shadow(
@@ -241,9 +242,6 @@ class _TakeOver(Restarts):
     def _undo(self) -> None:
         if self.savepoint is not None:
             dispose_savepoint(self.savepoint.path)
-
-
-logger = library_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,9 +38,8 @@ from pyspark_ckpt.spark.worker_python import check_workers
 from pyspark_ckpt.storage.open import Storage
 
 _MEMORY = "memory"
-
-
 Writer = TypeVar("Writer", bound="CheckpointedStreamWriter")
+logger = library_logger(__name__)
 
 
 def write_stream(df: Program) -> CheckpointedStreamWriter:
@@ -70,9 +69,6 @@ def write_stream(df: Program) -> CheckpointedStreamWriter:
     >>> writer = ckpt.write_stream(counts).outputMode("update").format("console")
     """
     return CheckpointedStreamWriter(df)
-
-
-logger = library_logger(__name__)
 
 
 class CheckpointedStreamWriter(DataStreamWriter):

@@ -42,6 +42,12 @@ from pyspark_ckpt.storage.open import Storage
 from pyspark_ckpt.storage.retrying import retried
 from pyspark_ckpt.version import __version__
 
+_OF_ONE_PARTITION = "globalLimit"
+logger = library_logger(__name__)
+
+PATIENCE_EPOCHS = 3
+"""How many epochs in a row have to rebuild all state. The first epoch after a start always does."""
+
 
 class Gathering:
     """Gathers epochs of one query, one after the other; on the driver.
@@ -203,9 +209,6 @@ def _keep_source_log(query: QueryFiles, file: SourceLogFile) -> tuple[SourceLog,
     return SourceLog(file.source_index, file.log_name, reference), is_written
 
 
-_OF_ONE_PARTITION = "globalLimit"
-
-
 def keep_spark_operators(query: QueryFiles, epoch: int) -> tuple[SparkOperatorMetadata, ...]:
     """Return durable copies of the state of Spark's own operators at a committed epoch."""
     location = query.spark_log.storage
@@ -236,15 +239,6 @@ def _checked_name(location: Storage, operator_id: int, wanted: str) -> str:
             f"has {wanted!r}: report the query's plan to the authors of pyspark_ckpt"
         )
     return found
-
-
-logger = library_logger(__name__)
-
-
-PATIENCE_EPOCHS = 3
-
-
-"""How many epochs in a row have to rebuild all state. The first epoch after a start always does."""
 
 
 class RebuildNotice:

@@ -37,12 +37,10 @@ from pyspark_ckpt.stores.base import CompletedCheckpointStore
 from pyspark_ckpt.stores.open import Fence
 
 ABORTED_KEPT = 1000
-
-
 """How many aborted checkpoints are remembered."""
 
-
 logger = library_logger(__name__)
+SHORTEST_MS = 60_000
 
 
 class CheckpointRunner:
@@ -550,9 +548,6 @@ def _aborted_before(attempt: Attempt) -> CheckpointAbortedError:
     return CheckpointAbortedError(
         f"chk-{attempt.checkpoint_id} was aborted before", AbortReason.EXPIRED
     )
-
-
-SHORTEST_MS = 60_000
 
 
 def patience_ms(settings: Settings) -> int:

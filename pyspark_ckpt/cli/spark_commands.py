@@ -26,6 +26,16 @@ from pyspark_ckpt.restarting.rollback import rollback as roll_back
 from pyspark_ckpt.shadowing.report import Rules, ShadowReport
 from pyspark_ckpt.storage.open import open_storage
 
+_MAIN_CONF: dict[str, bool | float | int | str | None] = {
+    "spark.ui.enabled": "false",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.log.level": "ERROR",
+}
+
+_RUN_NAME = "pyspark_ckpt_plan"
+"""The ``__name__`` of the user's program, so that ``if __name__ == "__main__"`` does not run."""
+
 
 def plan(arguments: Namespace) -> Result:
     """Show what a restore would do with every operator and state. Start no query."""
@@ -127,20 +137,6 @@ def rollback(arguments: Namespace) -> Result:
         )
     fields = asdict(done)
     return Result(fields, facts(fields))
-
-
-_MAIN_CONF: dict[str, bool | float | int | str | None] = {
-    "spark.ui.enabled": "false",
-    "spark.driver.host": "127.0.0.1",
-    "spark.driver.bindAddress": "127.0.0.1",
-    "spark.log.level": "ERROR",
-}
-
-
-_RUN_NAME = "pyspark_ckpt_plan"
-
-
-"""The ``__name__`` of the user's program, so that ``if __name__ == "__main__"`` does not run."""
 
 
 @contextmanager

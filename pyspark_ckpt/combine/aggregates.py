@@ -13,6 +13,19 @@ from pyspark.sql import types as T
 from pyspark_ckpt.errors import PlanError
 from pyspark_ckpt.operator.values.arrow_values import arrow_type
 
+_INTEGERS = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
+_FLOATS = (T.FloatType, T.DoubleType)
+
+_ORDERED = (
+    *_INTEGERS, *_FLOATS, T.BooleanType, T.StringType, T.BinaryType, T.DecimalType, T.DateType,
+    T.TimestampType, T.TimestampNTZType,
+)  # fmt: skip
+
+_SUM_DIGITS = 10
+
+_MOST_SUMMED_DIGITS = 28
+"""A sum has ten digits more, as in Spark, and Arrow's decimals have 38."""
+
 
 @dataclass(frozen=True, slots=True)
 class Aggregate:
@@ -156,21 +169,6 @@ class CollectList(Aggregate):
     column: str
 
 
-_INTEGERS = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
-
-_FLOATS = (T.FloatType, T.DoubleType)
-
-_ORDERED = (
-    *_INTEGERS, *_FLOATS, T.BooleanType, T.StringType, T.BinaryType, T.DecimalType, T.DateType,
-    T.TimestampType, T.TimestampNTZType,
-)  # fmt: skip
-
-_SUM_DIGITS = 10
-
-_MOST_SUMMED_DIGITS = 28
-"""A sum has ten digits more, as in Spark, and Arrow's decimals have 38."""
-
-
 class Merge(Enum):
     """How two partial values of an aggregate become one."""
 
@@ -191,6 +189,7 @@ MERGES: dict[type[Aggregate], Merge] = {
     Last: Merge.LAST,
     CollectList: Merge.LIST,
 }
+
 
 _BY_ORDER = (First, Last, CollectList)
 

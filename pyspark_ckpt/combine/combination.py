@@ -31,6 +31,13 @@ INPUT = "__ckpt_input_"
 CombineFunction = Callable[[pa.Table, list[str]], pa.Table]
 """A user's function from partial rows, and the names of the key columns, to one row per key."""
 
+_LONG_BITS = 63
+_DIGITS = 38
+_ROW = "__ckpt_row"
+
+_RANKED = (T.FloatType, T.DoubleType, T.StringType, T.BinaryType)
+"""Types that Arrow's own least and greatest do not know, or order in another way than Spark."""
+
 
 class Combination(Protocol):
     """Turns rows into partial rows, and merges partial rows until there is one per key."""
@@ -207,14 +214,6 @@ class FunctionOverTables:
 
 def _different(table: pa.Table, keys: Sequence[str]) -> pa.Table:
     return table.select(list(keys)).group_by(list(keys), use_threads=False).aggregate([])
-
-
-_LONG_BITS = 63
-_DIGITS = 38
-_ROW = "__ckpt_row"
-
-_RANKED = (T.FloatType, T.DoubleType, T.StringType, T.BinaryType)
-"""Types that Arrow's own least and greatest do not know, or order in another way than Spark."""
 
 
 def first_mark(name: str) -> str:

@@ -31,6 +31,17 @@ _GROUPED = (
 COMBINE_ROWS = "combineRows"
 """How errors name it: it has no uid, because it has no state."""
 
+MOST_BYTES = 64 << 20
+"""How much of the input is held at once."""
+
+_PAYS = 0.7
+"""Part of the rows that may be left: if more are, merging takes longer than it saves."""
+
+_BATCH_ROWS = 100_000
+
+STATE = "combined"
+"""The name of the state."""
+
 
 @dataclass(frozen=True, slots=True)
 class CombinationPlan:
@@ -163,15 +174,6 @@ def _nullable(fields: list[T.StructField]) -> T.StructType:
     return T.StructType([T.StructField(field.name, field.dataType) for field in fields])
 
 
-MOST_BYTES = 64 << 20
-"""How much of the input is held at once."""
-
-_PAYS = 0.7
-"""Part of the rows that may be left: if more are, merging takes longer than it saves."""
-
-_BATCH_ROWS = 100_000
-
-
 class CombinedBeforeShuffle:
     """The function given to ``mapInArrow``."""
 
@@ -211,10 +213,6 @@ def _pieces(batches: Iterator[pa.RecordBatch], most_bytes: int) -> Iterator[pa.T
             held, size_bytes = [], 0
     if held:
         yield pa.Table.from_batches(held)
-
-
-STATE = "combined"
-"""The name of the state."""
 
 
 class CombiningProcessor(ArrowProcessor):

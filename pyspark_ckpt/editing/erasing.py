@@ -30,8 +30,8 @@ from pyspark_ckpt.spark.session import session_in_use
 from pyspark_ckpt.storage.open import LocalStorage, Storage, open_storage
 
 _MOST_LEVELS = 10
-
 _OF_SAVEPOINTS = {METADATA_NAME, IN_PROGRESS_NAME}
+Keys = Mapping[str, DataFrame | Sequence[DataFrame]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,9 +273,6 @@ def _check_no_link(place: Storage, name: str) -> None:
             f"{path} is a link, so one savepoint may be there twice: give the directory to which "
             "it leads, or remove it"
         )
-
-
-Keys = Mapping[str, DataFrame | Sequence[DataFrame]]
 
 
 def frames_of(keys: Keys) -> list[DataFrame]:

@@ -24,6 +24,32 @@ from pyspark_ckpt.operator.values.wire_form import holds
 from pyspark_ckpt.spark.program import check_frame
 
 _MONTHS = T.YearMonthIntervalType(T.YearMonthIntervalType.MONTH)
+_FRACTIONS = (T.FloatType, T.DoubleType)
+
+_EXACT = {T.FloatType: float(1 << 24), T.DoubleType: float(1 << 53)}
+"""Above these, a float may stand for several integers."""
+
+_INTEGERS = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
+
+_WIDER: dict[type[T.DataType], tuple[type[T.DataType], ...]] = {
+    kind: _INTEGERS[place:] for place, kind in enumerate(_INTEGERS)
+}
+
+_TEXTS = (T.StringType, T.CharType, T.VarcharType)
+_EXACT_TEXT = T.DecimalType(38, 18)
+_DATE = r"\s*[+-]?\d+-\d{1,2}-\d{1,2}"
+_CLOCK = r"[ T]\d{1,2}:\d{1,2}(:\d{1,2}(\.\d{1,6}0*)?)?"
+
+_WHOLE_TIMES: dict[type[T.DataType], str] = {
+    T.DateType: rf"^{_DATE}([ T][0:.]*)?\s*$",
+    T.TimestampNTZType: rf"^{_DATE}({_CLOCK})?\s*$",
+    T.TimestampType: rf"^{_DATE}({_CLOCK}\s*([A-Za-z+-].*)?)?\s*$",
+}
+"""Texts that are one date or time: Spark also takes a year, or drops digits or a zone."""
+
+_NUMBERS = (T.NumericType, T.BooleanType)
+_MOMENTS = (T.TimestampType, T.TimestampNTZType)
+_TIMES = (T.DateType, *_MOMENTS, T.DayTimeIntervalType, *TIME_OF_DAY)
 
 
 def quoted(name: str) -> Column:
@@ -200,38 +226,6 @@ def _leaves(data_type: T.DataType, leaf: Callable[[T.DataType], T.DataType]) -> 
         fields = ((each.name, _leaves(each.dataType, leaf)) for each in data_type.fields)
         return T.StructType([T.StructField(name, kind) for name, kind in fields])
     return leaf(data_type)
-
-
-_FRACTIONS = (T.FloatType, T.DoubleType)
-
-_EXACT = {T.FloatType: float(1 << 24), T.DoubleType: float(1 << 53)}
-"""Above these, a float may stand for several integers."""
-
-_INTEGERS = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
-
-_WIDER: dict[type[T.DataType], tuple[type[T.DataType], ...]] = {
-    kind: _INTEGERS[place:] for place, kind in enumerate(_INTEGERS)
-}
-
-_TEXTS = (T.StringType, T.CharType, T.VarcharType)
-
-_EXACT_TEXT = T.DecimalType(38, 18)
-
-_DATE = r"\s*[+-]?\d+-\d{1,2}-\d{1,2}"
-_CLOCK = r"[ T]\d{1,2}:\d{1,2}(:\d{1,2}(\.\d{1,6}0*)?)?"
-
-_WHOLE_TIMES: dict[type[T.DataType], str] = {
-    T.DateType: rf"^{_DATE}([ T][0:.]*)?\s*$",
-    T.TimestampNTZType: rf"^{_DATE}({_CLOCK})?\s*$",
-    T.TimestampType: rf"^{_DATE}({_CLOCK}\s*([A-Za-z+-].*)?)?\s*$",
-}
-"""Texts that are one date or time: Spark also takes a year, or drops digits or a zone."""
-
-_NUMBERS = (T.NumericType, T.BooleanType)
-
-_MOMENTS = (T.TimestampType, T.TimestampNTZType)
-
-_TIMES = (T.DateType, *_MOMENTS, T.DayTimeIntervalType, *TIME_OF_DAY)
 
 
 def loss(column: Column, given: T.DataType, wanted: T.DataType) -> Column | None:

@@ -54,6 +54,9 @@ from pyspark_ckpt.spark.jobs import JOB_ERRORS, SparkJobs, collected, error_text
 from pyspark_ckpt.spark.own_session import SMALL_BATCHES, of_own_session
 from pyspark_ckpt.storage.open import Storage
 
+_NEVER_BUSY_MS = float("inf")
+"""No query waits for the slots."""
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -220,10 +223,6 @@ class OperatorJob:
 def _names(handle: Handle) -> set[str]:
     """Return the names of the states that a subtask has."""
     return {state.name for state in handle.states if state.sweeps is None}
-
-
-_NEVER_BUSY_MS = float("inf")
-"""No query waits for the slots."""
 
 
 @dataclass(frozen=True, slots=True)

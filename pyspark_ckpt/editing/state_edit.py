@@ -52,6 +52,8 @@ from pyspark_ckpt.spark.program import check_frame
 from pyspark_ckpt.spark.session import session_in_use
 from pyspark_ckpt.version import __version__
 
+_TIME_MODES = {mode.value.lower(): mode for mode in TimeMode}
+
 
 class StateEdit:
     """Changes that become a new savepoint; made by :func:`edit_state`.
@@ -805,9 +807,6 @@ def first_contents(
         location_query_id=position.location_query_id,
     )
     return contents, logs
-
-
-_TIME_MODES = {mode.value.lower(): mode for mode in TimeMode}
 
 
 def stored_operator(source: RestoreSource, stored: OperatorMetadata) -> OperatorEdit:

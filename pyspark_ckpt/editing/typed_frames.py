@@ -43,6 +43,12 @@ _IN_UTC: dict[str, Any] = (
 _NUMBERS = ("integer", "floating", "mixed-integer-float")
 """What pandas calls columns of numbers."""
 
+POSITION, EXPIRES_AT, FIRES_AT = "position", "expires_at", "fires_at"
+SUBTASK, STREAM, DATA = "subtask", "stream", "data"
+
+BEYOND = -1
+"""In place of the time of writing: the entry expires after :data:`LAST_TIMESTAMP_MS`."""
+
 
 def stored_table(
     spark: SparkSession, handles: tuple[Handle, ...], read: ReadState | ReadTimers | ReadRaw
@@ -252,11 +258,6 @@ def _check_no_number(series: pd.Series[Any], field: pa.Field) -> None:
         raise TypeError(f"column {field.name!r} has numbers, and is {field.type}")
 
 
-POSITION, EXPIRES_AT, FIRES_AT = "position", "expires_at", "fires_at"
-
-SUBTASK, STREAM, DATA = "subtask", "stream", "data"
-
-
 @dataclass(frozen=True, slots=True)
 class TableColumns:
     """The names of a table's columns by their part; the fields have Spark's types.
@@ -345,10 +346,6 @@ class _Names:
             name, otherwise = otherwise, f"_{otherwise}"
         self._taken.add(name.lower())
         return name
-
-
-BEYOND = -1
-"""In place of the time of writing: the entry expires after :data:`LAST_TIMESTAMP_MS`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,9 +43,57 @@ from pyspark_ckpt.storage.base import corrupt_file
 from state_backends import Changes
 
 _Item = TypeVar("_Item")
-
-
 _POLL_SECONDS = 0.1
+CANONICAL_FORMAT_VERSION = 1
+
+MAX_GROUP_BYTES = 1 << 32
+"""Largest row group that is read; it is large because one entry may take a gigabyte."""
+
+_GROUP_ENTRIES = 100_000
+
+_GROUP_BYTES = 8 << 20
+"""A row group ends at the first limit it reaches; up to five groups are in memory at once."""
+
+_READ_ENTRIES = 10_000
+_READ_BYTES = 8 << 20
+_CODEC = "zstd"
+_SAMPLE_BYTES = 64 << 10
+
+_WORTHWHILE = 0.95
+"""Values are compressed if a sample shrinks below this share of its size."""
+
+_READ_COLUMNS = ["stored_key", "stored_value"]
+_VERSION_KEY = b"pyspark_ckpt.format_version"
+_DESCRIPTION_KEY = b"pyspark_ckpt.subtask"
+
+_KEY_GROUP_END = 0x8000
+"""Keys from this value up have no key group; see :mod:`pyspark_ckpt.operator.table.stored_keys`."""
+
+_TIME_INDEX, _OPERATOR_STATE, _RAW_STATE = 0x8000, 0x8100, 0x8200
+_TIMERS_ID = 0xFF
+
+_COLUMNS = pa.schema(
+    [
+        ("key_group", pa.int32()),
+        ("kind", pa.string()),
+        ("state", pa.string()),
+        pa.field("stored_key", pa.binary(), nullable=False),
+        pa.field("stored_value", pa.binary(), nullable=False),
+    ]
+)
+
+_HEADER_BYTES = 64 << 10
+"""Largest page header; it may have the smallest and the largest value of the page."""
+
+_MAX_DEPTH = 8
+_DATA_PAGE = 0
+_PLAIN = 0
+_TYPE, _UNCOMPRESSED, _COMPRESSED, _DATA_HEADER = 1, 2, 3, 5
+_NUM_VALUES, _ENCODING = 1, 2
+
+# Types of Thrift's compact protocol.
+_TRUE, _FALSE, _BYTE, _DOUBLE, _BINARY, _STRUCT = 1, 2, 3, 7, 8, 12
+_INTEGERS = (4, 5, 6)
 
 
 def read_ahead(items: Iterator[_Item]) -> Generator[_Item, None, None]:
@@ -104,74 +152,6 @@ def _put(item: Any, made: queue.Queue[Any], is_over: threading.Event) -> bool:
             made.put(item, timeout=_POLL_SECONDS)
             return True
     return False
-
-
-CANONICAL_FORMAT_VERSION = 1
-
-
-MAX_GROUP_BYTES = 1 << 32
-
-
-"""Largest row group that is read; it is large because one entry may take a gigabyte."""
-
-
-_GROUP_ENTRIES = 100_000
-
-
-_GROUP_BYTES = 8 << 20
-
-
-"""A row group ends at the first limit it reaches; up to five groups are in memory at once."""
-
-
-_READ_ENTRIES = 10_000
-
-
-_READ_BYTES = 8 << 20
-
-
-_CODEC = "zstd"
-
-
-_SAMPLE_BYTES = 64 << 10
-
-
-_WORTHWHILE = 0.95
-
-
-"""Values are compressed if a sample shrinks below this share of its size."""
-
-
-_READ_COLUMNS = ["stored_key", "stored_value"]
-
-
-_VERSION_KEY = b"pyspark_ckpt.format_version"
-
-
-_DESCRIPTION_KEY = b"pyspark_ckpt.subtask"
-
-
-_KEY_GROUP_END = 0x8000
-
-
-"""Keys from this value up have no key group; see :mod:`pyspark_ckpt.operator.table.stored_keys`."""
-
-
-_TIME_INDEX, _OPERATOR_STATE, _RAW_STATE = 0x8000, 0x8100, 0x8200
-
-
-_TIMERS_ID = 0xFF
-
-
-_COLUMNS = pa.schema(
-    [
-        ("key_group", pa.int32()),
-        ("kind", pa.string()),
-        ("state", pa.string()),
-        pa.field("stored_key", pa.binary(), nullable=False),
-        pa.field("stored_value", pa.binary(), nullable=False),
-    ]
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -467,34 +447,6 @@ def _check_pages(parquet: pq.ParquetFile, file: BinaryIO, groups: Sequence[int])
             raise PageError(f"row group {number} is too large for a file of this library")
         for chunk in chunks:
             check_pages(file, chunk, group.num_rows)
-
-
-_HEADER_BYTES = 64 << 10
-
-
-"""Largest page header; it may have the smallest and the largest value of the page."""
-
-
-_MAX_DEPTH = 8
-
-
-_DATA_PAGE = 0
-
-
-_PLAIN = 0
-
-
-_TYPE, _UNCOMPRESSED, _COMPRESSED, _DATA_HEADER = 1, 2, 3, 5
-
-
-_NUM_VALUES, _ENCODING = 1, 2
-
-
-# Types of Thrift's compact protocol.
-_TRUE, _FALSE, _BYTE, _DOUBLE, _BINARY, _STRUCT = 1, 2, 3, 7, 8, 12
-
-
-_INTEGERS = (4, 5, 6)
 
 
 class PageError(ValueError):

@@ -27,18 +27,29 @@ from pyspark_ckpt.storage.base import CoordinatorStorage, FileReference, WorkerS
 
 HANDLE_FORMAT_VERSION = 1
 
-
 QUARANTINED_TIMERS_MS = 253_402_300_123_457
-
-
 """`timeout_ms` of a subtask whose timers are all of quarantined keys, so none fires: in the year
 9999. Without it, nobody would know that it has timers."""
 
-
 EMPTY_VERSION = "empty"
-
-
 """Version of a subtask's state before its first change."""
+
+CHANGES_FORMAT = "changes"
+"""Format of a base snapshot that is one change file, which every backend can load."""
+
+CANONICAL_FORMAT = "canonical"
+"""Format of a base snapshot that is one canonical file, as savepoints have it."""
+
+KEPT_PREDECESSORS = 5
+"""How many earlier versions a handle records; see :func:`following`.
+
+The simulation found an attempt that Spark did not commit, and whose executor began the next epoch
+from its own handle three times in a row."""
+
+KEPT_PHASES = 32
+"""Epochs whose phases a handle has; the console shows them. An epoch takes 12 to 20 bytes."""
+
+_encoder = msgspec.msgpack.Encoder()
 
 
 class Segment(msgspec.Struct, frozen=True):
@@ -57,18 +68,6 @@ class BaseFile(msgspec.Struct, frozen=True):
 
     name: str
     file: FileReference
-
-
-CHANGES_FORMAT = "changes"
-
-
-"""Format of a base snapshot that is one change file, which every backend can load."""
-
-
-CANONICAL_FORMAT = "canonical"
-
-
-"""Format of a base snapshot that is one canonical file, as savepoints have it."""
 
 
 class BaseSnapshot(msgspec.Struct, frozen=True):
@@ -116,15 +115,6 @@ class Predecessor(msgspec.Struct, frozen=True):
     epoch: int
     files: tuple[str, ...] = ()
     pending: str | None = None
-
-
-KEPT_PREDECESSORS = 5
-
-
-"""How many earlier versions a handle records; see :func:`following`.
-
-The simulation found an attempt that Spark did not commit, and whose executor began the next epoch
-from its own handle three times in a row."""
 
 
 class TtlDescriptor(msgspec.Struct, frozen=True):
@@ -219,12 +209,6 @@ class EpochPhases(msgspec.Struct, frozen=True, array_like=True):
     def total_ms(self) -> int:
         """The time from the begin to the end of the task's work."""
         return self.open_ms + self.read_ms + self.user_ms + self.write_ms + self.barrier_ms
-
-
-KEPT_PHASES = 32
-
-
-"""Epochs whose phases a handle has; the console shows them. An epoch takes 12 to 20 bytes."""
 
 
 class SlowKey(msgspec.Struct, frozen=True, array_like=True):
@@ -380,9 +364,6 @@ class _Header(msgspec.Struct):
 
 
 _header_decoder = msgspec.msgpack.Decoder(_Header)
-
-
-_encoder = msgspec.msgpack.Encoder()
 
 
 _decoder = msgspec.msgpack.Decoder(Handle)

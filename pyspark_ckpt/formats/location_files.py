@@ -22,12 +22,12 @@ from pyspark_ckpt.storage.base import JSON_ERRORS, CoordinatorStorage, Storage, 
 from pyspark_ckpt.storage.numbered_files import highest_number
 
 _MAX_BYTES = 1 << 20
-
-
 """A larger file was not written by this library, and is refused as changed."""
 
-
 _Content = TypeVar("_Content")
+
+ALL_EPOCHS = -1
+"""No epoch is before this one."""
 
 
 def read_small_file(
@@ -140,12 +140,6 @@ def carry_used_paths(location: Storage, staged: Storage) -> None:
     """Note where the queries of a location have written in what comes in there; durable."""
     for number, used in enumerate(read_used_paths(location), start=1):
         add_used_path(staged, number, used)
-
-
-ALL_EPOCHS = -1
-
-
-"""No epoch is before this one."""
 
 
 class RolledBack(msgspec.Struct, frozen=True):

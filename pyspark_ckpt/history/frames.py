@@ -24,24 +24,34 @@ from pyspark_ckpt.stores.open import find_store
 
 logger = library_logger(__name__)
 
-
 HISTORY_COLUMNS = (
     "kind", "status", "checkpoint_id", "epoch", "triggered_at", "duration_ms", "size_bytes",
     "new_bytes", "files", "phases_ms", "path", "reason", "parallelism_before", "parallelism",
     "pause_ms",
 )  # fmt: skip
 
-
 _NUMBERS = (
     "checkpoint_id", "epoch", "duration_ms", "size_bytes", "new_bytes", "files",
     "parallelism_before", "parallelism", "pause_ms",
 )  # fmt: skip
 
-
 _NOTES_READ = 120
-
-
 """Notes of a run that say how many keys were quarantined: of the last hour, one request each."""
+
+_OF_EPOCH = ("keys", "writes", "open_ms", "process_ms", "barrier_ms", "rebuilds")
+
+SUBTASK_COLUMNS = (
+    "checkpoint_id", "epoch", "uid", "subtask", "subtask_epoch", "size_bytes", "new_bytes",
+    "files", "base_bytes", "segments", *_OF_EPOCH,
+)  # fmt: skip
+
+_NEEDED = frozenset(
+    {"kind", "status", "checkpoint_id", "triggered_at", "duration_ms", "size_bytes"}
+)
+
+_MB = 1024**2
+_MOST_MS = pd.Timestamp.max.value // 1_000_000
+_MOST = 2**63 - 1
 
 
 def history(path: str) -> History:
@@ -200,15 +210,6 @@ def _log_entries(storage: Storage) -> list[HistoryEntry]:
         return []
 
 
-_OF_EPOCH = ("keys", "writes", "open_ms", "process_ms", "barrier_ms", "rebuilds")
-
-
-SUBTASK_COLUMNS = (
-    "checkpoint_id", "epoch", "uid", "subtask", "subtask_epoch", "size_bytes", "new_bytes",
-    "files", "base_bytes", "segments", *_OF_EPOCH,
-)  # fmt: skip
-
-
 def subtask_history(path: str) -> pd.DataFrame:
     """Return the part of each subtask in the retained checkpoints of a query.
 
@@ -273,14 +274,6 @@ def _row(metadata: CheckpointMetadata, handle: Handle, before: Handle | None) ->
         "segments": len(handle.segments),
         **{name: getattr(metrics, name) for name in _OF_EPOCH},
     }
-
-
-_NEEDED = frozenset(
-    {"kind", "status", "checkpoint_id", "triggered_at", "duration_ms", "size_bytes"}
-)
-
-
-_MB = 1024**2
 
 
 class History(pd.DataFrame):
@@ -360,12 +353,6 @@ def _by_phase(completed: pd.DataFrame) -> Mapping[str, list[float]]:
         max(total - sum(each.values()), 0.0) for total, each in zip(totals, known, strict=True)
     ]
     return found
-
-
-_MOST_MS = pd.Timestamp.max.value // 1_000_000
-
-
-_MOST = 2**63 - 1
 
 
 def milliseconds_in_range(at_ms: int | None) -> int | None:

@@ -30,17 +30,19 @@ from pyspark_ckpt.storage.open import Storage
 
 logger = library_logger(__name__)
 
-
 KEPT_NOTES = 2880
-
-
 """Notes that stay, one day of them at two a minute."""
 
-
 KEPT_RUNS = 200
-
-
 """Records of starts and ends that stay, with the first start, which stays for good."""
+
+RUNS = f"{HISTORY}/runs"
+RUN_RECORD_VERSION = 1
+MAX_RECORD_BYTES = 1 << 20
+_NAME = re.compile(r"(?P<number>[0-9]{12})-(?P<what>started|note|ended)-[0-9a-f]{8}\.json")
+
+SILENCE_MS = 120_000
+"""After this time without a sign of life a run is no longer called running: four notes."""
 
 
 class RunLog:
@@ -153,18 +155,6 @@ class RecordedRuns:
             )
         except (OSError, CkptError):  # it has just been deleted
             return None
-
-
-RUNS = f"{HISTORY}/runs"
-
-
-RUN_RECORD_VERSION = 1
-
-
-MAX_RECORD_BYTES = 1 << 20
-
-
-_NAME = re.compile(r"(?P<number>[0-9]{12})-(?P<what>started|note|ended)-[0-9a-f]{8}\.json")
 
 
 class SettingInForce(msgspec.Struct, frozen=True):
@@ -367,12 +357,6 @@ def decode_run_record(data: bytes) -> RunRecord | None:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
     return record if record.version <= RUN_RECORD_VERSION else None
-
-
-SILENCE_MS = 120_000
-
-
-"""After this time without a sign of life a run is no longer called running: four notes."""
 
 
 class RunState(str, Enum):

@@ -43,6 +43,10 @@ from pyspark_ckpt.spark.state_reader import quiet_reading
 
 _SAVEPOINTS = "spark.ckpt.execution.checkpointing.savepoint-dir"
 
+_ADVICE = (
+    "import with the processor as the query of Spark ran it; change it once the query is restored"
+)
+
 
 def import_checkpoint(
     location: str,
@@ -336,11 +340,6 @@ class ImportedOperator:
     def __post_init__(self) -> None:
         if not isinstance(self.uid, str) or not self.uid.strip():
             raise PlanError(f"uid is {self.uid!r}: give the operator a stable name")
-
-
-_ADVICE = (
-    "import with the processor as the query of Spark ran it; change it once the query is restored"
-)
 
 
 def check_states(

@@ -37,6 +37,8 @@ VALUE_COLUMNS = {
 _MAP_KEY = "user_map_key"
 _EXPIRES_AT = "ttlExpirationMs"
 _FIRES_AT = "expiration_timestamp_ms"
+_GROUP_STATE, _TIMEOUT = "groupState", "timeoutTimestamp"
+_ENTRY, _PLACE = "__ckpt_entry", "__ckpt_place"
 
 
 def is_stamped(values: T.StructType, variable: StateVariable) -> bool:
@@ -83,9 +85,6 @@ def fields_of(
     return [column.getField(field.name).alias(named.name) for field, named in pairs]
 
 
-_GROUP_STATE, _TIMEOUT = "groupState", "timeoutTimestamp"
-
-
 def _timestamp(microseconds: int) -> datetime:
     """Return a time with its zone: a local one of the hour that comes twice would become another.
 
@@ -99,8 +98,6 @@ def _timestamp(microseconds: int) -> datetime:
 
 
 _STYLE = replace(STATE_STYLE, timestamp=_timestamp)
-
-_ENTRY, _PLACE = "__ckpt_entry", "__ckpt_place"
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,16 @@ _ELSEWHERE = (
 
 _STATE_STORE = "spark.sql.streaming.stateStore."
 
+_ADVICE = (
+    "the location was only read. Bring back what is missing, for example from a backup or an older "
+    "version of the bucket, or import a complete copy of the location"
+)
+
+_SPARKS_READER = re.compile(
+    r"\[(?:CANNOT_LOAD_STATE_STORE|STDS_)|\.execution\.(?:streaming|datasources\.v2)\.state\."
+)
+"""Names that Spark's errors have if its reader of state failed."""
+
 
 @dataclass(frozen=True, slots=True)
 class StoppedQuery:
@@ -128,17 +138,6 @@ def _without_state_store(entry: OffsetsEntry) -> OffsetsEntry:
         return entry
     kept = {key: value for key, value in conf.items() if not key.startswith(_STATE_STORE)}
     return OffsetsEntry({**entry.metadata, "conf": kept}, entry.source_offsets, entry.keys)
-
-
-_ADVICE = (
-    "the location was only read. Bring back what is missing, for example from a backup or an older "
-    "version of the bucket, or import a complete copy of the location"
-)
-
-_SPARKS_READER = re.compile(
-    r"\[(?:CANNOT_LOAD_STATE_STORE|STDS_)|\.execution\.(?:streaming|datasources\.v2)\.state\."
-)
-"""Names that Spark's errors have if its reader of state failed."""
 
 
 def check_partitions(storage: Storage, where: str, operator_id: int, partitions: int) -> None:

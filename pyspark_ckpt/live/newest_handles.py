@@ -38,6 +38,18 @@ _LISTED_LATELY_MS = 1000
 _MOST_FILES = 20
 """So many small files of Spark's state store are read rather than all of it by Spark."""
 
+_MAGIC = b"LZ4Block"
+_BLOCK = struct.Struct("<BIII")
+_PLAIN, _COMPRESSED = 0x10, 0x20
+_METHOD = 0xF0
+_MOST_BYTES = 64 << 20
+_SIZE = struct.Struct(">i")
+_END = -1
+_WORD = struct.Struct("<q")
+
+_FIRST_FIELD = 8
+"""Where the first field is, after a word of null bits."""
+
 
 @dataclass(frozen=True, slots=True)
 class CommittedEpoch:
@@ -211,19 +223,6 @@ class NewestHandles:
         for subtask in range(self._files.operators.ours[self._operator_id].parallelism):
             if self._known.get(subtask, (-1, None))[0] <= epoch:
                 self._known[subtask] = epoch, found.get(subtask)
-
-
-_MAGIC = b"LZ4Block"
-_BLOCK = struct.Struct("<BIII")
-_PLAIN, _COMPRESSED = 0x10, 0x20
-_METHOD = 0xF0
-_MOST_BYTES = 64 << 20
-_SIZE = struct.Struct(">i")
-_END = -1
-_WORD = struct.Struct("<q")
-
-_FIRST_FIELD = 8
-"""Where the first field is, after a word of null bits."""
 
 
 class _OtherFormError(Exception):

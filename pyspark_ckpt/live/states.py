@@ -38,6 +38,9 @@ from pyspark_ckpt.spark.session import why_ended
 
 R = TypeVar("R")
 
+_MOST_TRIES = 10
+"""A read is tried again if an epoch was committed during it, because older files are deleted."""
+
 
 @dataclass(frozen=True, slots=True)
 class LiveValue:
@@ -237,10 +240,6 @@ def _stamp(committed: CommittedEpoch) -> dict[str, Any]:
         "watermark_ms": committed.watermark_ms,
         "offsets": committed.offsets,
     }
-
-
-_MOST_TRIES = 10
-"""A read is tried again if an epoch was committed during it, because older files are deleted."""
 
 
 class LiveStates:

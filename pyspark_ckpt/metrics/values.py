@@ -31,6 +31,33 @@ from pyspark_ckpt.version import __version__
 
 logger = library_logger(__name__)
 
+_OF_THE_EPOCH: Mapping[str, Callable[[EpochMetrics], float]] = {
+    "operator_input_rows": lambda each: each.rows,
+    "operator_keys": lambda each: each.keys,
+    "operator_state_reads": lambda each: each.reads,
+    "operator_cache_hits": lambda each: each.cache_hits,
+    "operator_state_writes": lambda each: each.writes,
+    "operator_timers_fired": lambda each: each.timers_fired,
+    "operator_expired_entries": lambda each: each.expired,
+    "operator_rebuilds": lambda each: each.rebuilds,
+    "operator_requests": lambda each: each.requests,
+    "operator_open_duration": lambda each: each.open_ms / 1000,
+    "operator_process_duration": lambda each: each.process_ms / 1000,
+    "operator_barrier_duration": lambda each: each.barrier_ms / 1000,
+}
+
+_PHASES: Mapping[str, Callable[[EpochPhases], float]] = {
+    "operator_read_duration": lambda each: each.read_ms / 1000,
+    "operator_user_duration": lambda each: each.user_ms / 1000,
+    "operator_write_duration": lambda each: each.write_ms / 1000,
+}
+
+_QUARANTINED: Mapping[str, Callable[[EpochMetrics], float]] = {
+    "operator_quarantined_keys": lambda each: each.quarantined_keys,
+    "operator_quarantined_rows": lambda each: each.quarantined_rows,
+}
+"""What stays from the last epoch in which Spark called a subtask."""
+
 
 @dataclass(frozen=True, slots=True)
 class MeasuredQuery:
@@ -212,34 +239,6 @@ class EpochValues:
         if watermark is not None and (watermark_ms := ms_of_text(watermark)) > 0:
             lag_ms = ms_of_text(self._newest["timestamp"]) - watermark_ms
             yield point("watermark_lag", lag_ms / 1000)
-
-
-_OF_THE_EPOCH: Mapping[str, Callable[[EpochMetrics], float]] = {
-    "operator_input_rows": lambda each: each.rows,
-    "operator_keys": lambda each: each.keys,
-    "operator_state_reads": lambda each: each.reads,
-    "operator_cache_hits": lambda each: each.cache_hits,
-    "operator_state_writes": lambda each: each.writes,
-    "operator_timers_fired": lambda each: each.timers_fired,
-    "operator_expired_entries": lambda each: each.expired,
-    "operator_rebuilds": lambda each: each.rebuilds,
-    "operator_requests": lambda each: each.requests,
-    "operator_open_duration": lambda each: each.open_ms / 1000,
-    "operator_process_duration": lambda each: each.process_ms / 1000,
-    "operator_barrier_duration": lambda each: each.barrier_ms / 1000,
-}
-
-_PHASES: Mapping[str, Callable[[EpochPhases], float]] = {
-    "operator_read_duration": lambda each: each.read_ms / 1000,
-    "operator_user_duration": lambda each: each.user_ms / 1000,
-    "operator_write_duration": lambda each: each.write_ms / 1000,
-}
-
-_QUARANTINED: Mapping[str, Callable[[EpochMetrics], float]] = {
-    "operator_quarantined_keys": lambda each: each.quarantined_keys,
-    "operator_quarantined_rows": lambda each: each.quarantined_rows,
-}
-"""What stays from the last epoch in which Spark called a subtask."""
 
 
 def operator_values(metadata: CheckpointMetadata) -> Iterator[Point]:

@@ -29,15 +29,33 @@ from pyspark_ckpt import errors
 from pyspark_ckpt.errors import CkptError
 
 _VERSION = 1
-
-
 _MARK = re.compile(r"\n  \[pyspark_ckpt error ([0-9]{1,9}): (\w{1,64}), ([0-9]{1,9}) characters\]")
-
-
 Arguments = ParamSpec("Arguments")
-
-
 Item = TypeVar("Item")
+
+FIRST_FRAMES, LAST_FRAMES = 4, 8
+"""The frames that are shown of a deeper stack, for example of a recursion."""
+
+MAX_CAUSES = 3
+MAX_LINE_CHARACTERS = 160
+
+MAX_VALUE_CHARACTERS = 300
+"""What is shown of a key or a value."""
+
+MAX_TEXT_CHARACTERS = 2_000
+"""What is shown of the message of an error."""
+
+_LIBRARIES = tuple(
+    f"{Path(each).parent}/"
+    for each in (errors.__file__, state_backends.__file__, pyspark.__file__)
+    if each is not None
+)
+
+Sources = Mapping[str, Sequence[str]]
+_STANDARD_LIBRARY = f"{Path(traceback.__file__).parent}/"
+
+_INSTALLED = "-packages/"
+"""In the path of every installed package, which may well be the user's."""
 
 
 def marks_errors(
@@ -92,40 +110,6 @@ def _is_marked(error: CkptError) -> bool:
 
 def _last_mark(text: str) -> re.Match[str] | None:
     return next(reversed(list(_MARK.finditer(text))), None)
-
-
-FIRST_FRAMES, LAST_FRAMES = 4, 8
-
-
-"""The frames that are shown of a deeper stack, for example of a recursion."""
-
-
-MAX_CAUSES = 3
-
-
-MAX_LINE_CHARACTERS = 160
-
-
-MAX_VALUE_CHARACTERS = 300
-
-
-"""What is shown of a key or a value."""
-
-
-MAX_TEXT_CHARACTERS = 2_000
-
-
-"""What is shown of the message of an error."""
-
-
-_LIBRARIES = tuple(
-    f"{Path(each).parent}/"
-    for each in (errors.__file__, state_backends.__file__, pyspark.__file__)
-    if each is not None
-)
-
-
-Sources = Mapping[str, Sequence[str]]
 
 
 def user_frames(error: BaseException, sources: Sources | None = None) -> str:
@@ -211,15 +195,6 @@ def _first_of_the_user(frames: list[tuple[str, int, str]]) -> int:
         if not file.startswith((_STANDARD_LIBRARY, "<frozen ")) or _INSTALLED in file:
             return number
     return len(frames)
-
-
-_STANDARD_LIBRARY = f"{Path(traceback.__file__).parent}/"
-
-
-_INSTALLED = "-packages/"
-
-
-"""In the path of every installed package, which may well be the user's."""
 
 
 def _frame(file: str, line: int, function: str, sources: Sources) -> str:

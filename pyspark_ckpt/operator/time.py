@@ -28,25 +28,40 @@ from pyspark.sql.streaming.stateful_processor import TimerValues
 from pyspark_ckpt.formats.modes import TimeMode
 
 NO_TIME_MS = -1
-
-
 """The time that PySpark's TimerValues show without a clock."""
 
-
 _NO_WATERMARK_MS = 0
-
-
 """The watermark that they show if the stream has no watermark."""
 
-
 DRAIN_TIME_MS = 7_258_118_400_000
-
-
 """The watermark that processors see while a query is drained. The year 2200 is beyond all data, and
 dates and sums can still hold it."""
 
-
 _LAST_TIME_MS = (1 << 63) - 1
+
+WATERMARK_DELAY = "spark.watermarkDelayMs"
+"""Spark's metadata key (EventTimeWatermark.delayKey)."""
+
+_EMITTED = "pyspark_ckpt.emitted"
+
+NEVER_LATE = 9_000_000_000_000_000
+"""Stands for a null event time, in the year 2255; Spark counts null as not late."""
+
+_EVENT_TIME = "__ckpt_event_time"
+LEAST_MS, MOST_MS = -(1 << 63), (1 << 63) - 1
+
+_PER_SECOND = {
+    "s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9, "ps": 10**12, "fs": 10**15, "as": 10**18,
+}  # fmt: skip
+
+_SECONDS = {"W": 604_800, "D": 86_400, "h": 3_600, "m": 60}
+_MONTHS = {"Y": 12, "M": 1}
+_FIRST_YEAR = 1970
+
+_YEARS, _DAYS = 400, 146_097
+"""The Gregorian calendar repeats after so many years, which have so many days."""
+
+Numbers = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,15 +104,6 @@ class EpochClock:
         return self.timers_now_ms if self.drained_at_ms is None else self.drained_at_ms
 
 
-WATERMARK_DELAY = "spark.watermarkDelayMs"
-
-
-"""Spark's metadata key (EventTimeWatermark.delayKey)."""
-
-
-_EMITTED = "pyspark_ckpt.emitted"
-
-
 def emitted_event_time(delay_ms: int) -> dict[str, Any]:
     """Return the metadata of an output column that is event time for the operator that follows.
 
@@ -105,12 +111,6 @@ def emitted_event_time(delay_ms: int) -> dict[str, Any]:
     follows the operator keeps a key for so long.
     """
     return {WATERMARK_DELAY: delay_ms, _EMITTED: True}
-
-
-NEVER_LATE = 9_000_000_000_000_000
-
-
-"""Stands for a null event time, in the year 2255; Spark counts null as not late."""
 
 
 def event_time_index(schema: T.StructType) -> int | None:
@@ -139,9 +139,6 @@ def is_emitted(field: T.StructField) -> bool:
     return bool(field.metadata.get(_EMITTED))
 
 
-_EVENT_TIME = "__ckpt_event_time"
-
-
 def never_late_column() -> Column:
     """Return a column of event time that satisfies Spark and drops no row."""
     return F.lit(NEVER_LATE).alias(_EVENT_TIME, metadata={WATERMARK_DELAY: 0})
@@ -152,32 +149,6 @@ def end_of_window_column(window: Column, delay_ms: int) -> Column:
     by_position = window.cast("struct<c0: timestamp, c1: timestamp>")
     end = F.coalesce(F.unix_micros(by_position["c1"]), F.lit(NEVER_LATE))
     return end.alias(_EVENT_TIME, metadata={WATERMARK_DELAY: delay_ms})
-
-
-LEAST_MS, MOST_MS = -(1 << 63), (1 << 63) - 1
-
-
-_PER_SECOND = {
-    "s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9, "ps": 10**12, "fs": 10**15, "as": 10**18,
-}  # fmt: skip
-
-
-_SECONDS = {"W": 604_800, "D": 86_400, "h": 3_600, "m": 60}
-
-
-_MONTHS = {"Y": 12, "M": 1}
-
-
-_FIRST_YEAR = 1970
-
-
-_YEARS, _DAYS = 400, 146_097
-
-
-"""The Gregorian calendar repeats after so many years, which have so many days."""
-
-
-Numbers = np.ndarray[Any, Any]
 
 
 def instant_ms(given: Any) -> int:

@@ -83,10 +83,7 @@ from pyspark_ckpt.stores.base import CompletedCheckpointStore
 
 logger = library_logger(__name__)
 
-
 LISTENERS_PATIENCE_S = 2.0
-
-
 """How long the record of a query's end waits for listeners, which may be the user's."""
 
 

@@ -43,16 +43,9 @@ from pyspark_ckpt.storage.retrying import RetryingStorage
 from pyspark_ckpt.stores.base import CompletedCheckpointStore
 
 _TEXT = (T.StringType(), pa.string())
-
-
 _NUMBER = (T.LongType(), pa.int64())
-
-
 _TIME = (T.TimestampType(), pa.timestamp("us", "UTC"))
-
-
 _NUMBERS = (T.MapType(T.StringType(), T.LongType()), pa.map_(pa.string(), pa.int64()))
-
 
 _COLUMNS: dict[str, tuple[T.DataType, pa.DataType]] = {
     "kind": _TEXT,
@@ -72,6 +65,13 @@ _COLUMNS: dict[str, tuple[T.DataType, pa.DataType]] = {
     "parallelism": _NUMBER,
     "pause_ms": _NUMBER,
 }
+
+Kind = TypeVar("Kind", bound=type)
+
+_MISSED = (AbortReason.QUERY_ENDED, AbortReason.NO_COMMITTED_EPOCH)
+"""Why a call fails that meets the end of a run which is restarted in place."""
+
+Answer = TypeVar("Answer")
 
 
 def as_spark_frame(spark: SparkSession, entries: Iterable[HistoryEntry]) -> DataFrame:
@@ -108,9 +108,6 @@ class OfSession(Protocol):
 
     def _why_session_ended(self) -> str | None:
         """Return why the session is gone, ``None`` while it is there."""
-
-
-Kind = TypeVar("Kind", bound=type)
 
 
 def says_that_session_ended(kind: Kind) -> Kind:
@@ -151,15 +148,6 @@ def _capturing(orders: tuple[CaptureOrder, ...], text: str) -> str:
     runtime = decode_runtime(text, "")
     captures = msgspec.structs.replace(runtime.captures, orders=orders)
     return encode_runtime(msgspec.structs.replace(runtime, captures=captures))
-
-
-_MISSED = (AbortReason.QUERY_ENDED, AbortReason.NO_COMMITTED_EPOCH)
-
-
-"""Why a call fails that meets the end of a run which is restarted in place."""
-
-
-Answer = TypeVar("Answer")
 
 
 class Restarter(Protocol):

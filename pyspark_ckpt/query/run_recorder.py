@@ -55,45 +55,26 @@ from pyspark_ckpt.storage.open import Storage
 from pyspark_ckpt.version import __version__
 
 logger = library_logger(__name__)
-
-
 PERIOD_S = 30.0
 
-
 SLOWEST_EPOCHS = 20
-
-
 """How many epochs a note describes one by one; they are the slowest."""
 
-
 _OPERATOR_EPOCHS = 40
-
-
 """How many epochs of an operator a note describes; more, because it chooses by other times."""
 
-
 _SLOW_KEYS = 8
-
-
 _MOST_CHECKPOINTS = 50
-
-
 _MOST_OPERATOR_EPOCHS = 2000
-
-
 _MOST_ERROR = 16 << 10
-
-
 _PATIENCE_S = 10.0
-
-
 _PASSWORD = re.compile(r"://[^/@:\s]*:[^/@\s]*@")
 
-
 _URL_QUERY = re.compile(r"(://[^\s?]*\?)\S+")
-
-
 """What follows ``?`` in a URL, where some services want a key."""
+
+KEPT_EPOCHS = 100
+"""As many as Spark's ``recentProgress`` and its state store keep by default."""
 
 
 class RunRecorder(CheckpointListener):
@@ -382,12 +363,6 @@ def _user_and_host() -> str:
     except (OSError, KeyError):
         user = "unknown"
     return f"{user}@{socket.gethostname()}"[:200]
-
-
-KEPT_EPOCHS = 100
-
-
-"""As many as Spark's ``recentProgress`` and its state store keep by default."""
 
 
 class RecentProgress(CheckpointListener):

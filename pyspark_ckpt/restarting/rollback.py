@@ -75,9 +75,8 @@ from pyspark_ckpt.stores.owner import check_owner, claim_directory
 from pyspark_ckpt.stores.place import CheckpointsPlace, is_same_place, recorded_place
 
 logger = library_logger(__name__)
-
-
 _STAGED = "_rolling_back-"
+POLL_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -590,9 +589,6 @@ def _is_content(location: Storage, name: str) -> bool:
 
 def _is_kept(name: str) -> bool:
     return name.startswith(KEPT_BY_ROLLBACK)
-
-
-POLL_S = 1.0
 
 
 def check_silent(

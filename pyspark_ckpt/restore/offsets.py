@@ -25,12 +25,11 @@ from pyspark_ckpt.restore.source import RestoreSource
 from pyspark_ckpt.spark.log import NO_OFFSET, SOURCE_EVOLUTION, Sources, entries_up_to
 
 _FILE_OFFSET = re.compile(r'\{"logOffset":(0|[1-9][0-9]{0,17})\}')
-
-
 _QUERY = "(query)"
-
-
 _SOURCES = "(sources)"
+
+_FILE = "FileSource["
+"""Spark's name of a file source begins with this text; its path follows."""
 
 
 def plan_sources(
@@ -167,12 +166,6 @@ def _logs_up_to(path: str, index: int, logs: list[SourceLog], position: int) -> 
             f"{position}; restore from another checkpoint or savepoint"
         ) from exc
     return [by_name[name] for name in names]
-
-
-_FILE = "FileSource["
-
-
-"""Spark's name of a file source begins with this text; its path follows."""
 
 
 def _is_file(offset: Any) -> bool:

@@ -50,6 +50,12 @@ _OUTCOMES = {
     Outcome.REFUSED: StateOutcome.REFUSED,
 }
 
+_Rule = Callable[[OperatorMetadata, OperatorDescriptor], str | None]
+logger = library_logger(__name__)
+
+_NO_SCHEMA = "STDS_FAILED_TO_READ_STATE_SCHEMA"
+"""What Spark says if it cannot read the file with the schema of a state."""
+
 
 @dataclass(frozen=True, slots=True)
 class OperatorTerms:
@@ -189,12 +195,7 @@ def _timers_of_another_clock(stored: OperatorMetadata, wanted: OperatorDescripto
     )
 
 
-_Rule = Callable[[OperatorMetadata, OperatorDescriptor], str | None]
-
-
 _RULES: tuple[_Rule, ...] = (_other_keys, _timers_of_another_clock)
-
-
 """The rules for an operator as a whole; each returns why the restore is refused, or ``None``.
 
 They get the operator as it is stored and as the query has it. The first refusal counts.
@@ -293,15 +294,6 @@ def _with_migrations(
     """Return an operator with the migrations of a restore in addition to its own."""
     described = {name: MigrationDescriptor.of(one) for name, one in migrations.items()}
     return msgspec.structs.replace(operator, migrations={**operator.migrations, **described})
-
-
-logger = library_logger(__name__)
-
-
-_NO_SCHEMA = "STDS_FAILED_TO_READ_STATE_SCHEMA"
-
-
-"""What Spark says if it cannot read the file with the schema of a state."""
 
 
 def check_states(operator: OperatorDescriptor, handles: Iterable[Handle]) -> EvolutionReport:

@@ -63,6 +63,16 @@ from pyspark_ckpt.spark.own_session import SMALL_BATCHES, conf_of_start, own_ses
 from pyspark_ckpt.storage.open import Storage
 
 _BYTES_IN_HEX = 4
+_CHANGELOGS = "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled"
+
+_WHOLE_VERSIONS = {_CHANGELOGS: "false"}
+"""Makes RocksDB write a whole version: a changelog needs the version before it."""
+
+_WHOLE_FILES = {
+    "spark.sql.files.ignoreCorruptFiles": "false",
+    "spark.sql.files.ignoreMissingFiles": "false",
+}
+"""Whatever the user's session says: a subtask whose handle was skipped would begin empty."""
 
 
 def move_state(
@@ -191,24 +201,6 @@ def _by_subtask(
     return entries.select(
         F.coalesce(F.col(SUBTASK), subtask).alias(SUBTASK), stored_key.alias(STORED_KEY), VALUE
     )
-
-
-_CHANGELOGS = "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled"
-
-
-_WHOLE_VERSIONS = {_CHANGELOGS: "false"}
-
-
-"""Makes RocksDB write a whole version: a changelog needs the version before it."""
-
-
-_WHOLE_FILES = {
-    "spark.sql.files.ignoreCorruptFiles": "false",
-    "spark.sql.files.ignoreMissingFiles": "false",
-}
-
-
-"""Whatever the user's session says: a subtask whose handle was skipped would begin empty."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,27 +33,23 @@ from pyspark_ckpt.spark.jobs import SparkJobs, error_text, task_error
 from pyspark_ckpt.spark.session import tasks_at_once
 
 SCHEDULER_POOL = "pyspark_ckpt"
-
-
 """Pool of the jobs if the user has switched Spark's fair scheduler on."""
-
 
 _MAX_TASKS = 64
 
-
 _QUICK_BYTES = 64 << 20
-
-
 """Larger files are copied in half the slots, so that an epoch that begins then waits less."""
 
-
 _COPIED_BYTES_PER_MS = 80_000
-
-
 """Speed of a canonical copy on one of two processors (measured, design 16)."""
 
-
 _RESULT = "number long, handle binary"
+logger = library_logger(__name__)
+_LOGGED_STEPS = 10
+_POLL_SECONDS = 0.5
+
+Tasks = Callable[[], tuple[int, int]]
+"""Returns how many of Spark's tasks are done, and how many are known."""
 
 
 class SavepointJob:
@@ -123,21 +119,6 @@ class _CopySubtasks:
                 except Exception as exc:  # so that the driver gets its message
                     raise CheckpointAbortedError(f"{type(exc).__name__}: {exc}") from exc
                 yield pa.RecordBatch.from_pydict({"number": [number], "handle": [handle]})
-
-
-logger = library_logger(__name__)
-
-
-_LOGGED_STEPS = 10
-
-
-_POLL_SECONDS = 0.5
-
-
-Tasks = Callable[[], tuple[int, int]]
-
-
-"""Returns how many of Spark's tasks are done, and how many are known."""
 
 
 class Progress(Protocol):

@@ -30,6 +30,9 @@ from pyspark_ckpt.spark.jobs import SparkJobs, error_text
 
 logger = library_logger(__name__)
 
+_LONGEST_GRACE_MS = 30_000
+"""Spark jobs are cancelled at the timeout, and may then end by themselves for so long."""
+
 
 class SavepointTaker:
     """Takes the savepoints of one query; several threads may take one at once.
@@ -246,12 +249,6 @@ def nothing_committed(query_id: str) -> CheckpointAbortedError:
         f"query {query_id} has no committed epoch yet: try again after its first one",
         AbortReason.NO_COMMITTED_EPOCH,
     )
-
-
-_LONGEST_GRACE_MS = 30_000
-
-
-"""Spark jobs are cancelled at the timeout, and may then end by themselves for so long."""
 
 
 class SavepointAttempt:

@@ -36,78 +36,47 @@ from pyspark_ckpt.errors import ConfigurationError
 from pyspark_ckpt.settings import Settings
 
 _LOCAL = re.compile(r"local(?:\[(\d+)(?:,.*)?\])?")
-
-
 _AUTHORITY = re.compile(r"(?P<scheme>[^:/]+)://[^/]+")
-
-
 _DEFAULT_FS = "spark.hadoop.fs.defaultFS"
 
-
 _OWN_SERVER = "SPARK_LOCAL_REMOTE"
-
-
 """PySpark sets it in a process that started its own Connect server, with ``remote("local")``."""
 
-
 _SESSION_ID = "session_id"
-
-
 _TOUCHED_EVERY_S = 60.0
-
-
 _RELEASED_WITHIN_S = 5.0
 
-
 _COLLECTED_EVERY = 16
-
-
 """How many new sessions there are until those in cycles of references are looked for."""
 
-
 _EXIT_HANDLERS = ("_on_exit", "_cleanup_ml_cache", "_cleanup_ml")
-
-
 """What a client registers for the end of the process; the name differs between versions."""
 
-
 _REQUESTS = "ExecutePlanResponseReattachableIterator"
-
-
 """The class of PySpark's requests. In 4.0 and 4.1 all clients of a process share its threads."""
 
-
 _clones: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
-
-
 """Sessions that the library made, each with the user's session."""
 
-
 _own_servers: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
-
-
 """The user's sessions of a server that this process started, each with the server's context."""
-
 
 _touched_at: WeakKeyDictionary[Any, float] = WeakKeyDictionary()
 
-
 _ending: WeakSet[Any] = WeakSet()
-
-
 """Sessions of which a thread asks whether a query runs in them, to end them if not."""
 
-
 _ended_ids: dict[str, None] = {}
-
-
 """The last sessions that the library has ended, oldest first."""
 
-
 _MOST_ENDED = 1000
-
-
 _number_of_new = count(1)
+_unused: SimpleQueue[_Unused] = SimpleQueue()  # the only queue that a finalizer may put into
+
+SESSION_STOPPED = "its Spark session was stopped"
+"""Why a query has ended that was not stopped itself."""
+
+_KEY = "pyspark_ckpt.query."
 
 
 class _Unused(NamedTuple):
@@ -116,9 +85,6 @@ class _Unused(NamedTuple):
     client: Any
     users: Any
     ours: str | None
-
-
-_unused: SimpleQueue[_Unused] = SimpleQueue()  # the only queue that a finalizer may put into
 
 
 def has_own_server() -> bool:
@@ -269,12 +235,6 @@ def _address(session: Any) -> str:
 def is_unknown_session(error: PySparkException) -> bool:
     """Return whether the server has closed a session, or does not know it after a restart."""
     return str(error.getCondition()).startswith("INVALID_HANDLE.SESSION")
-
-
-SESSION_STOPPED = "its Spark session was stopped"
-
-
-"""Why a query has ended that was not stopped itself."""
 
 
 def why_ended(spark: SparkSession) -> str | None:
@@ -487,9 +447,6 @@ def is_stream(df: DataFrame, node: Any) -> bool:
     """Ask the server whether a node of a plan is a stream."""
     of_connect: Any = type(df)
     return bool(of_connect(node, df.sparkSession).isStreaming)
-
-
-_KEY = "pyspark_ckpt.query."
 
 
 class QueryRecord(msgspec.Struct, frozen=True):

@@ -27,20 +27,12 @@ from pyspark_ckpt.settings.modes import (
 )
 
 PREFIX = "spark.ckpt."
-
-
 _INTERNAL = "spark.ckpt.internal."
 
-
 RUNTIME_KEY = f"{_INTERNAL}runtime"
-
-
 """Carries the settings of a started query to its tasks; not for users."""
 
-
 EPOCH_KEY = f"{_INTERNAL}epoch"
-
-
 """Carries the epoch from ``foreachBatch`` to the tasks of all its actions; not for users."""
 
 

@@ -23,18 +23,23 @@ from pyspark_ckpt.html_form import html_facts, html_table
 from pyspark_ckpt.text_table import text_table
 
 MOST_KEPT = 1000
-
-
 """How many differences a report names; it counts all."""
 
-
 _SHOWN = 20
-
-
 _CELL = 80
-
-
 _HEADER = ("epoch", "place", "change", "key", "columns", "old", "new")
+
+OUTPUT = "output"
+"""The place of the rows that a program writes; others are ``<uid>.<state>``."""
+
+_FEW = 250_000
+"""So many pairs of rows of one key are tried, before only neighbours in order are."""
+
+_DIGITS = 200
+"""Enough for differences of any two decimals of Spark, times a tolerance."""
+
+RowPair = tuple[dict[str, Any], dict[str, Any] | None, dict[str, Any] | None]
+"""A key, and the other columns of its old and new row; ``None`` where there is no row."""
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -307,30 +312,6 @@ class Tally:
             )
 
 
-OUTPUT = "output"
-
-
-"""The place of the rows that a program writes; others are ``<uid>.<state>``."""
-
-
-_FEW = 250_000
-
-
-"""So many pairs of rows of one key are tried, before only neighbours in order are."""
-
-
-_DIGITS = 200
-
-
-"""Enough for differences of any two decimals of Spark, times a tolerance."""
-
-
-RowPair = tuple[dict[str, Any], dict[str, Any] | None, dict[str, Any] | None]
-
-
-"""A key, and the other columns of its old and new row; ``None`` where there is no row."""
-
-
 @dataclass(frozen=True, slots=True)
 class ShadowDifference:
     """A row of the output, or an entry of a state, that a candidate has otherwise.
@@ -530,8 +511,6 @@ def frozen(value: Any) -> Any:
 
 
 Expected = Callable[[ShadowDifference], bool]
-
-
 """Returns whether a difference is one that the user wants."""
 
 

@@ -26,14 +26,8 @@ from pyspark_ckpt.spark.session import why_ended
 from pyspark_ckpt.storage.open import Storage
 
 _POLL_S = 0.2
-
-
 _REMOTE_POLL_S = 2.0
-
-
 _DELETIONS = 5
-
-
 logger = library_logger(__name__)
 
 

@@ -59,6 +59,11 @@ TIMERS, RAW = "\0timers", "\0raw"
 """
 
 Entries = dict[bytes, bytes | None]
+_AT_ONCE = 10_000
+
+_MOST_OF_ITS_OWN = 0.25
+"""If a database has more than this share of its bytes for itself, reading all entries is faster,
+and the keys of its own files take too much memory."""
 
 
 class Place(NamedTuple):
@@ -430,13 +435,6 @@ def _different(old: Changes, new: Changes) -> Iterator[tuple[bytes, Change]]:
     for key in before.keys() | after.keys():
         if before.get(key) != after.get(key):
             yield key, Change(before.get(key), after.get(key))
-
-
-_AT_ONCE = 10_000
-
-_MOST_OF_ITS_OWN = 0.25
-"""If a database has more than this share of its bytes for itself, reading all entries is faster,
-and the keys of its own files take too much memory."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,11 +37,8 @@ from pyspark_ckpt.operator.values.transport import travels_as_json
 from pyspark_ckpt.operator.values.wire_form import wire_type
 
 TIME = pa.timestamp("ms", "UTC")
-
 _FIRST_MS = int(datetime(1, 1, 2, tzinfo=timezone.utc).timestamp()) * 1000
-
 _LAST_MS = int(datetime(9999, 12, 31, tzinfo=timezone.utc).timestamp()) * 1000
-
 MAX_LONG = (1 << 63) - 1
 
 LAST_TIMESTAMP_MS = MAX_LONG // 1000
@@ -49,6 +46,8 @@ LAST_TIMESTAMP_MS = MAX_LONG // 1000
 
 _ARRAY = b"\xdd"
 """The first byte of a MessagePack array with a length of four bytes."""
+
+Numbers = np.ndarray[Any, Any]
 
 
 def python_rows(table: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:
@@ -294,9 +293,6 @@ class StateValues:
 def expiry_array(expires_ms: Numbers) -> pa.Array:
     """Return times of expiry as an Arrow column; nulls for entries that never expire."""
     return pa.array(expires_ms, pa.int64(), mask=expires_ms < 0).cast(TIME)
-
-
-Numbers = np.ndarray[Any, Any]
 
 
 class BinaryColumn:

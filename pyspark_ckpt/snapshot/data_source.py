@@ -39,7 +39,6 @@ from pyspark_ckpt.stores.reader_pins import PinFile, encode_pin, pin_files, pin_
 if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter
 
-
 _EQUAL_AS_STORED = (
     T.StringType, T.BinaryType, T.BooleanType, T.ByteType, T.ShortType, T.IntegerType, T.LongType,
     T.DateType,
@@ -47,6 +46,22 @@ _EQUAL_AS_STORED = (
 """Types of key columns whose equal values have one stored form, and one form in filters."""
 
 _TABLES = ("state", "timers", "raw")
+
+_READ_DIGITS = 8
+"""The first digits of a pin's token are those of the read, the others those of the part."""
+
+_SPREAD_MS = 60_000
+"""Up to so much longer than its lease a renewed pin counts."""
+
+_RENEWALS = 3
+
+_NEW_MS = LEASE_MS // _RENEWALS // 2
+"""A pin that was written so short a time ago needs no renewal."""
+
+_AT_ONCE = 8
+"""Pins that are written at the same time."""
+
+logger = library_logger(__name__)
 
 
 class StateDataSource(DataSource):
@@ -294,23 +309,6 @@ def _sent_schema(schema: pa.Schema) -> pa.Schema:
         for field in schema
     ]
     return pa.schema(fields)
-
-
-_READ_DIGITS = 8
-"""The first digits of a pin's token are those of the read, the others those of the part."""
-
-_SPREAD_MS = 60_000
-"""Up to so much longer than its lease a renewed pin counts."""
-
-_RENEWALS = 3
-
-_NEW_MS = LEASE_MS // _RENEWALS // 2
-"""A pin that was written so short a time ago needs no renewal."""
-
-_AT_ONCE = 8
-"""Pins that are written at the same time."""
-
-logger = library_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

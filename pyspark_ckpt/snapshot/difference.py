@@ -39,17 +39,17 @@ from pyspark_ckpt.snapshot.snapshot import open_state
 from pyspark_ckpt.snapshot.tables import RawTable, TimersTable, state_table
 
 ADDED, REMOVED, CHANGED = "added", "removed", "changed"
-
 _POSITION = T.StructType([T.StructField("position", T.LongType())])
-
 _pack = msgspec.msgpack.Encoder().encode
 
 _Stream = tuple[int, int]
 """Subtask and number of a stream of raw state."""
 
 _Row = dict[str, Any]
-
 _ROWS_AT_ONCE = 10_000
+_COLUMNS = ("operator", "state", "kind", ADDED, REMOVED, CHANGED)
+_SAMPLES = 5
+_TIMERS, _RAW = "timers", "raw"
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,13 +319,6 @@ def _streams(side: Side, subtasks: Iterable[int | None], what: str) -> dict[_Str
                 for row in batch.to_pylist():
                     found[row["subtask"], row["stream"]] = row["data"]
     return found
-
-
-_COLUMNS = ("operator", "state", "kind", ADDED, REMOVED, CHANGED)
-
-_SAMPLES = 5
-
-_TIMERS, _RAW = "timers", "raw"
 
 
 def diff_state(old: str, new: str) -> StateDifference:

@@ -22,11 +22,13 @@ from pyspark_ckpt.storage.open import Storage
 
 NO_OFFSET = "-"
 
-
 SOURCE_EVOLUTION = "spark.sql.streaming.queryEvolution.enableSourceEvolution"
-
-
 """With it Spark identifies a source by its name, and not by its place in the query."""
+
+_KNOWN_VERSIONS = {"offsets": ("v1", "v2"), "commits": ("v1", "v2")}
+_MOST_NAMED = 20
+COMPACT = ".compact"
+_NAME = re.compile(r"[0-9]{1,18}(?:\.compact)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,12 +289,6 @@ class SparkLog:
         )
 
 
-_KNOWN_VERSIONS = {"offsets": ("v1", "v2"), "commits": ("v1", "v2")}
-
-
-_MOST_NAMED = 20
-
-
 def _numbers(names: list[str]) -> list[int]:
     return [int(name) for name in names if name.isdecimal()]
 
@@ -331,12 +327,6 @@ def entries_up_to(names: list[str], position: int, directory: str) -> list[str]:
             "spark.sql.streaming.minBatchesToRetain"
         )
     return [numbers[number] for number in needed]
-
-
-COMPACT = ".compact"
-
-
-_NAME = re.compile(r"[0-9]{1,18}(?:\.compact)?")
 
 
 def entry_number(name: str) -> int | None:

@@ -53,9 +53,26 @@ from pyspark_ckpt.spark.session import python_session
 from pyspark_ckpt.storage.open import LocalStorage, Storage, open_storage
 
 logger = library_logger(__name__)
-
-
 _MICRO_BATCHES = "MicroBatchExecution"
+
+_given_up: list[_ConfAtStart] = []
+"""Of starts that were interrupted before their query came, which may still come."""
+
+_OPERATION_CHECK = "spark.sql.streaming.unsupportedOperationCheck"
+WATERMARK_PER_OPERATOR = "spark.sql.streaming.statefulOperator.allowMultiple"
+_CORRECTNESS_CHECK = "spark.sql.streaming.statefulOperator.checkCorrectness.enabled"
+_PARTITIONS = "spark.sql.shuffle.partitions"
+_ENCODING = "spark.sql.streaming.stateStore.encodingFormat"
+_EMPTY_EPOCHS = "spark.sql.streaming.noDataMicroBatches.enabled"
+
+SMALL_BATCHES = {"spark.sql.execution.arrow.maxBytesPerBatch": str(64 << 20)}
+"""With it a task that moves entries does not hold 10,000 large ones; PySpark 4.0 does not know it.
+"""
+
+READ_BY_PLAN_CHECK = frozenset(
+    {_OPERATION_CHECK, WATERMARK_PER_OPERATOR, _CORRECTNESS_CHECK, _ENCODING}
+)
+"""Settings that Spark's check of a plan reads, before the query has a session."""
 
 
 def own_session(spark: SparkSession, conf: Mapping[str, str]) -> SparkSession:
@@ -248,12 +265,6 @@ class _ConfAtStart(StreamingQueryListener):
         """Nothing to do."""
 
 
-_given_up: list[_ConfAtStart] = []
-
-
-"""Of starts that were interrupted before their query came, which may still come."""
-
-
 def _execution(query: StreamingQuery) -> Any:
     return query._jsq.streamingQuery()
 
@@ -313,39 +324,6 @@ class _Call:
 
     class Java:  # Py4J reads it
         implements = ("scala.Function0",)
-
-
-_OPERATION_CHECK = "spark.sql.streaming.unsupportedOperationCheck"
-
-
-WATERMARK_PER_OPERATOR = "spark.sql.streaming.statefulOperator.allowMultiple"
-
-
-_CORRECTNESS_CHECK = "spark.sql.streaming.statefulOperator.checkCorrectness.enabled"
-
-
-_PARTITIONS = "spark.sql.shuffle.partitions"
-
-
-_ENCODING = "spark.sql.streaming.stateStore.encodingFormat"
-
-
-_EMPTY_EPOCHS = "spark.sql.streaming.noDataMicroBatches.enabled"
-
-
-SMALL_BATCHES = {"spark.sql.execution.arrow.maxBytesPerBatch": str(64 << 20)}
-
-
-"""With it a task that moves entries does not hold 10,000 large ones; PySpark 4.0 does not know it.
-"""
-
-
-READ_BY_PLAN_CHECK = frozenset(
-    {_OPERATION_CHECK, WATERMARK_PER_OPERATOR, _CORRECTNESS_CHECK, _ENCODING}
-)
-
-
-"""Settings that Spark's check of a plan reads, before the query has a session."""
 
 
 def conf_of_start(

@@ -24,10 +24,7 @@ from pyspark_ckpt.sessions.kind import is_connect
 from pyspark_ckpt.spark.log import SOURCE_EVOLUTION
 
 _OURS = "FlatMapGroupsInPandasWithState"
-
-
 _TRANSFORM_WITH_STATE = "TransformWithStateInPySpark"
-
 
 _SPARK_NAMES = {
     "Aggregate": "stateStoreSave",
@@ -40,33 +37,20 @@ _SPARK_NAMES = {
     "Join": "symmetricHashJoin",
     "TransformWithState": "transformWithStateExec",
 }
-
-
 """The name in Spark's state metadata of the operator that a node of a logical plan becomes."""
-
 
 _SESSION_AGGREGATE = "sessionWindowStateStoreSaveExec"
 
-
 _SESSION_WINDOW = "spark.sessionWindow"
-
-
 """Key in the metadata of a grouping column that is a session window."""
 
-
 _DELAYING = frozenset({"symmetricHashJoin", "flatMapGroupsWithState", "applyInPandasWithState"})
-
-
 _BEFORE_OURS = frozenset({"dedupe", "dedupeWithinWatermark"})
-
-
 _FORMAT_VERSION = "spark.sql.streaming.stateStore.checkpointFormatVersion"
-
-
 _GIVEN_BY_USER = "UserProvided"
-
-
 _SOURCES = frozenset({"StreamingRelation", "StreamingRelationV2"})
+_ADVICE = "compute it in a separate query, or start the query on a classic session"
+_FILE_FORMATS = frozenset({"parquet", "orc", "json", "csv", "text", "xml", "avro"})
 
 
 def operators_of(df: DataFrame) -> StatefulOperators:
@@ -420,9 +404,6 @@ class StatefulOperators:
         return tuple(self.ours.values())
 
 
-_ADVICE = "compute it in a separate query, or start the query on a classic session"
-
-
 def connect_operators(df: DataFrame) -> tuple[OperatorDescriptor, ...]:
     """Return the operators of this library in a query, in the order of Spark's ids."""
     plan = connect_plan.plan_of(df)
@@ -486,9 +467,6 @@ def _name_of(source: object) -> str:
     options = getattr(source, "_options", None) or {}
     path = paths[0] if paths else options.get("path")
     return f"FileSource[{path}]" if name.lower() in _FILE_FORMATS and path else name
-
-
-_FILE_FORMATS = frozenset({"parquet", "orc", "json", "csv", "text", "xml", "avro"})
 
 
 def connect_given_names(df: DataFrame) -> tuple[str, ...]:

@@ -17,10 +17,7 @@ from pyspark_ckpt.sessions import connect
 from pyspark_ckpt.sessions.kind import is_connect
 
 STATE_STORE_PROVIDER = "spark.sql.streaming.stateStore.providerClass"
-
-
 _STATE_STORE_CLASSES = "org.apache.spark.sql.execution.streaming.state."
-
 
 STATE_STORE_PROVIDERS = frozenset(
     {
@@ -28,29 +25,15 @@ STATE_STORE_PROVIDERS = frozenset(
         f"{_STATE_STORE_CLASSES}RocksDBStateStoreProvider",
     }
 )
-
-
 """The state stores that a file of a checkpoint may name."""
 
-
 _STATE_STORE_SETTINGS = "spark.sql.streaming.stateStore."
-
-
 _making_session = threading.Lock()
-
-
 _TRIES = 2
-
-
 logger = library_logger(__name__)
-
-
 _STRING = "java.lang.String"
 
-
 _BETWEEN = "\0"
-
-
 """Between settings that are read in one call. A setting that has it itself is read on its own."""
 
 

@@ -28,9 +28,27 @@ import msgspec
 from pyspark_ckpt.errors import CorruptFileError, UnsafePathError
 
 DIRECTORY_MARKER = "_directory"
-
-
 """The file that makes an empty directory exist in a storage that has no directories."""
+
+_URL = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*:/|://")
+CHUNK_BYTES = 1 << 20
+
+ZIP_ERRORS = (
+    zipfile.BadZipFile, zlib.error, KeyError, ValueError, NotImplementedError, RuntimeError,
+    EOFError,
+)  # fmt: skip
+"""What Python's ``zipfile`` raises for a damaged archive, besides errors of the disk."""
+
+JSON_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises for a damaged file; the last for one that a stranger has nested deeply."""
+
+RESTORE = "restore from another checkpoint or savepoint"
+
+AT_ONCE = 32
+"""The number of requests that one process has under way at the same time."""
+
+Thing = TypeVar("Thing")
+Result = TypeVar("Result")
 
 
 class Storage(ABC):
@@ -357,9 +375,6 @@ def path_parts(relative: str, root: str) -> tuple[str, ...]:
     return parts
 
 
-_URL = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*:/|://")
-
-
 class WorkerStorage(Protocol):
     """The part of a storage for tasks, which write unique names and read by references.
 
@@ -423,9 +438,6 @@ class CoordinatorStorage(Protocol):
         """Discard a directory."""
 
 
-CHUNK_BYTES = 1 << 20
-
-
 def chunks_of(file: BinaryIO) -> Generator[bytes, None, None]:
     """Yield the rest of a file, a chunk at a time."""
     while chunk := file.read(CHUNK_BYTES):
@@ -475,39 +487,9 @@ class FileReference(msgspec.Struct, frozen=True):
     sha256: str
 
 
-ZIP_ERRORS = (
-    zipfile.BadZipFile, zlib.error, KeyError, ValueError, NotImplementedError, RuntimeError,
-    EOFError,
-)  # fmt: skip
-
-
-"""What Python's ``zipfile`` raises for a damaged archive, besides errors of the disk."""
-
-
-JSON_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-
-
-"""What msgspec raises for a damaged file; the last for one that a stranger has nested deeply."""
-
-
-RESTORE = "restore from another checkpoint or savepoint"
-
-
 def corrupt_file(name: str, what: str, to_do: str = RESTORE) -> CorruptFileError:
     """Return the error of a file that is missing, cut short or changed."""
     return CorruptFileError(f"{name}: {what}; {to_do}")
-
-
-AT_ONCE = 32
-
-
-"""The number of requests that one process has under way at the same time."""
-
-
-Thing = TypeVar("Thing")
-
-
-Result = TypeVar("Result")
 
 
 def all_of(

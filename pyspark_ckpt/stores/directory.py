@@ -35,9 +35,13 @@ from pyspark_ckpt.storage.numbered_files import highest_number
 from pyspark_ckpt.stores.base import CompletedCheckpointStore, metadata_path
 
 _CARRIED = b"carried over by a rollback\n"
-
-
 """In the file of a term that was another directory's; no driver has that name."""
+
+IDS_OF_MARK = 16
+"""Ids that one mark stands for: a write for so many checkpoints, and so many reads at a start."""
+
+_DIGITS = 18
+"""Most digits of an id, as in the names of checkpoints' directories."""
 
 
 class DriverTerm:
@@ -241,18 +245,6 @@ class CompletedCheckpoints(CompletedCheckpointStore):
 
 def _author_path(checkpoint_id: int) -> str:
     return f"{checkpoint_name(checkpoint_id)}/{AUTHOR_NAME}"
-
-
-IDS_OF_MARK = 16
-
-
-"""Ids that one mark stands for: a write for so many checkpoints, and so many reads at a start."""
-
-
-_DIGITS = 18
-
-
-"""Most digits of an id, as in the names of checkpoints' directories."""
 
 
 class IdMarks:

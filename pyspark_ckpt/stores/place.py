@@ -35,18 +35,14 @@ from pyspark_ckpt.stores.open import find_store
 from pyspark_ckpt.stores.owner import check_owner, resolved_path
 
 SETTING = "spark.ckpt.execution.checkpointing.dir"
-
-
 _OF_A_QUERY = frozenset({DRIVERS, OWNERS, SHARED, TASK_OWNED})
-
-
 _ABSOLUTE = re.compile(r"/|[A-Za-z][A-Za-z0-9+.-]*:/")
 
-
 _NAMED = 3
-
-
 """How many missing files an error names."""
+
+RUN_AGAIN = 2
+"""So many epochs that a power loss took from Spark's logs run again, if checkpoints are inside."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,12 +390,6 @@ def _directory(place: CheckpointsPlace, query_id: str) -> Directory:
         has_checkpoints=has_checkpoints,
         problem=problem,
     )
-
-
-RUN_AGAIN = 2
-
-
-"""So many epochs that a power loss took from Spark's logs run again, if checkpoints are inside."""
 
 
 def check_not_behind(

@@ -30,23 +30,12 @@ from pyspark_ckpt.storage.open import Storage
 from pyspark_ckpt.stores.open import find_store
 
 GRACE_MS = 60_000
-
-
 """How long a pin counts after its expiry, because clocks of machines differ."""
 
-
 _NAME = re.compile(r"_(reader|closed)-([0-9]{15})-([0-9a-f]{16})\.json")
-
-
 _MAX_BYTES = 1 << 28
-
-
 _MOST_MISSED = 10
-
-
 _PAUSE_S = 0.1
-
-
 _MAX_MS = 10**15 - 1
 
 

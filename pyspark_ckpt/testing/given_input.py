@@ -28,15 +28,33 @@ from pyspark_ckpt.operator.values.codec import key_encoder
 from pyspark_ckpt.testing.kept_output import KeptOutput
 
 _KEY = "__ckpt_key"
-
-
 _ROW = "__ckpt_row"
 
-
 EventTime = Callable[[Any], int | None]
-
-
 """A test's ``eventTimeExtractor``: from a row to its event time in milliseconds."""
+
+Key = tuple[Any, ...]
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_NAN = float("nan")
+
+_ATOMIC: dict[str, T.DataType] = {
+    "boolean": T.BooleanType(),
+    "tinyint": T.ByteType(), "byte": T.ByteType(),
+    "smallint": T.ShortType(), "short": T.ShortType(),
+    "int": T.IntegerType(), "integer": T.IntegerType(),
+    "bigint": T.LongType(), "long": T.LongType(),
+    "float": T.FloatType(), "real": T.FloatType(),
+    "double": T.DoubleType(),
+    "string": T.StringType(),
+    "binary": T.BinaryType(),
+    "date": T.DateType(),
+    "timestamp": T.TimestampType(), "timestamp_ltz": T.TimestampType(),
+    "timestamp_ntz": T.TimestampNTZType(),
+}  # fmt: skip
+
+_DECIMAL = ("decimal", "dec", "numeric")
+_TOKEN = re.compile(r"\s*(?:(`(?:[^`]|``)+`)|('(?:[^'\\]|\\.)*')|(\w+)|([<>(),:]))")
+_END = ""
 
 
 class GivenColumns:
@@ -227,15 +245,6 @@ def each_row(rows: Iterable[Row] | pd.DataFrame) -> Iterator[Any]:
     return iter(rows)
 
 
-Key = tuple[Any, ...]
-
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
-
-
-_NAN = float("nan")
-
-
 @dataclass(frozen=True, slots=True)
 class GivenKey:
     """One key in all its forms."""
@@ -317,31 +326,6 @@ def _sent(value: Any) -> Any:
         age = value - _EPOCH
         return (age.days * 86_400 + age.seconds) * 1_000_000 + age.microseconds
     return (value - _EPOCH.date()).days if isinstance(value, date) else value
-
-
-_ATOMIC: dict[str, T.DataType] = {
-    "boolean": T.BooleanType(),
-    "tinyint": T.ByteType(), "byte": T.ByteType(),
-    "smallint": T.ShortType(), "short": T.ShortType(),
-    "int": T.IntegerType(), "integer": T.IntegerType(),
-    "bigint": T.LongType(), "long": T.LongType(),
-    "float": T.FloatType(), "real": T.FloatType(),
-    "double": T.DoubleType(),
-    "string": T.StringType(),
-    "binary": T.BinaryType(),
-    "date": T.DateType(),
-    "timestamp": T.TimestampType(), "timestamp_ltz": T.TimestampType(),
-    "timestamp_ntz": T.TimestampNTZType(),
-}  # fmt: skip
-
-
-_DECIMAL = ("decimal", "dec", "numeric")
-
-
-_TOKEN = re.compile(r"\s*(?:(`(?:[^`]|``)+`)|('(?:[^'\\]|\\.)*')|(\w+)|([<>(),:]))")
-
-
-_END = ""
 
 
 class ParsedSchemas(dict[str, T.StructType]):

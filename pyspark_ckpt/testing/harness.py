@@ -49,9 +49,9 @@ from pyspark_ckpt.testing.kept_output import KeptOutput
 from pyspark_ckpt.testing.snapshot import Snapshot, put_back, take
 
 OF_OPERATOR: Any = object()
-
-
 """Replaces the key where a state belongs to no key, because ``None`` is a key."""
+
+Mode = type[RowsInput] | type[PandasInput] | type[BatchInput]
 
 
 class ProcessorHarness:
@@ -951,9 +951,6 @@ class ProcessorHarness:
             [(self._keys.given(key), name)],
             lambda _processor, states, _key, name: change(states.noted(name, *classes).state),
         )
-
-
-Mode = type[RowsInput] | type[PandasInput] | type[BatchInput]
 
 
 class HarnessEpochs:

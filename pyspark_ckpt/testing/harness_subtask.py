@@ -55,18 +55,12 @@ from pyspark_ckpt.testing.given_input import (
 from state_backends import StateBackendError
 
 Item = TypeVar("Item")
-
-
 Result = TypeVar("Result")
-
-
 _QUERY_ID = "harness"
-
-
 _SUBTASK = 0
-
-
 _BEFORE_THE_FIRST_EPOCH = -1
+_numbers = count()
+_kept: dict[int, _KeptRow] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -395,12 +389,6 @@ class _KeptRow(NamedTuple):
 
     frame: pd.DataFrame
     place: int
-
-
-_numbers = count()
-
-
-_kept: dict[int, _KeptRow] = {}
 
 
 class GivenRows:

@@ -71,21 +71,21 @@ from pyspark_ckpt.storage.mount import give_name
 from pyspark_ckpt.storage.open import LocalStorage, Storage
 
 BUNDLE_VERSION = 1
-
-
 INDEX_NAME = "bundle.json"
-
-
 MOST_FILES = 100_000
-
-
 MOST_BYTES = 1 << 30
-
 
 _NAME = re.compile(
     r"(?:queries/[0-9]{1,6}/(?:pyspark_ckpt/)?|savepoints/[0-9]{1,6}/)"
     r"[A-Za-z0-9_.-]{1,120}(?:/[A-Za-z0-9_.-]{1,120}){0,3}"
 )
+
+CHECKPOINTS_KEPT = 100
+EPOCHS_KEPT = 20
+NOTES_KEPT = 1000
+
+Members = dict[str, bytes]
+"""Files that are of use only together, by their names."""
 
 
 class BundleIndex(msgspec.Struct, frozen=True, kw_only=True):
@@ -275,21 +275,6 @@ def _no_bundle(path: str, what: Any) -> CorruptFileError:
     return CorruptFileError(
         f"{path} is not a bundle of pyspark_ckpt ({what}): make one with `pyspark-ckpt bundle`"
     )
-
-
-CHECKPOINTS_KEPT = 100
-
-
-EPOCHS_KEPT = 20
-
-
-NOTES_KEPT = 1000
-
-
-Members = dict[str, bytes]
-
-
-"""Files that are of use only together, by their names."""
 
 
 def of_query(query: QueryPlace) -> Generator[Members, None, None]:

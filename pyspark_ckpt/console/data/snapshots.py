@@ -25,18 +25,13 @@ from pyspark_ckpt.stores.reader_pins import pinned_files
 
 FILES_SHOWN = 50
 
-
 OTHERS_READ = 20
-
-
 """Other checkpoints that a page reads to say who else needs a file."""
-
 
 COLUMNS = (
     "size", "new", "files", "segments", "rows", "keys", "writes", "open ms", "process ms",
     "barrier ms",
 )  # fmt: skip
-
 
 COLUMN_MEANINGS = {
     "size": "bytes in the files of the subtask's handle: the list of files that hold its state",
@@ -50,18 +45,20 @@ COLUMN_MEANINGS = {
     "process ms": "time from its first row to its last output, with the processor's code",
     "barrier ms": "time to make its changes durable, so that a checkpoint can refer to them",
 }
-
-
 """What the numbers of a subtask mean."""
-
 
 _PROCESS = COLUMNS.index("process ms")
 
-
 SKEWED = 1.5
-
-
 """From this skew on, subtasks count as skewed: few keys already spread them by less."""
+
+KEPT_FILES_NAME = "_files.json"
+"""What a bundle has next to a query's checkpoints, because it has no data files."""
+
+CHECKPOINTS_READ = 100
+
+FILES_MEASURED = 200
+"""Unneeded files whose sizes and ages are looked up, one by one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,21 +311,6 @@ def _row(handle: Handle, before: Handle | None, *, has_before: bool) -> SubtaskR
             metrics.barrier_ms,
         ),
     )
-
-
-KEPT_FILES_NAME = "_files.json"
-
-
-"""What a bundle has next to a query's checkpoints, because it has no data files."""
-
-
-CHECKPOINTS_READ = 100
-
-
-FILES_MEASURED = 200
-
-
-"""Unneeded files whose sizes and ages are looked up, one by one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,20 +36,35 @@ from pyspark_ckpt.snapshot.views import StateView, TableView
 
 STATES_SAMPLED = 8
 
-
 _OLDER = 20
-
-
 """The growth of keys is shown against the oldest of so many retained checkpoints."""
 
-
 GROWN_SHOWN = 5
-
-
 SLOW_SHOWN = 8
-
-
 WITHOUT_DATA = "a bundle has no data, so there are no samples of states and no entries of keys"
+MOST_ROWS = 200_000
+MOST_SECONDS = 3.0
+
+NESTED_ROWS = 20_000
+"""Rows that are ranked if a key is of a nested type: Python makes its text."""
+
+HEAVIEST = 20
+MOST_BY_ROWS = 10
+ENTRIES_SHOWN = 200
+
+_RESTS = 4
+"""A page rests this many times as long as its thread waited for a processor."""
+
+_MOST_SECONDS = 1.0
+
+_STATISTICS = Path("/proc/thread-self/schedstat")
+"""Three numbers of a thread; the second is how many nanoseconds it waited for a processor."""
+
+_JUDGED_RECORDS = 6
+_SAME_SHARE = 0.05
+
+_MATERIAL_SHARE = 0.1
+"""A state grows materially if its growth is at least this part of the fastest state's growth."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,27 +241,6 @@ def _entries(snapshot: Snapshot, asked: KeyRequest) -> KeyEntries:
         rows=tuple(python_rows(table)),
         total=total,
     )
-
-
-MOST_ROWS = 200_000
-
-
-MOST_SECONDS = 3.0
-
-
-NESTED_ROWS = 20_000
-
-
-"""Rows that are ranked if a key is of a nested type: Python makes its text."""
-
-
-HEAVIEST = 20
-
-
-MOST_BY_ROWS = 10
-
-
-ENTRIES_SHOWN = 200
 
 
 class _TimeIsOverError(Exception):
@@ -483,21 +477,6 @@ def _view(older: Snapshot, view: StateView, operator: str) -> StateView | None:
     return found if found.key_fields == view.key_fields else None
 
 
-_RESTS = 4
-
-
-"""A page rests this many times as long as its thread waited for a processor."""
-
-
-_MOST_SECONDS = 1.0
-
-
-_STATISTICS = Path("/proc/thread-self/schedstat")
-
-
-"""Three numbers of a thread; the second is how many nanoseconds it waited for a processor."""
-
-
 class Pace:
     """The pace of one thread: it rests after it had to wait for a processor.
 
@@ -520,18 +499,6 @@ def _waited_ns() -> int:
         return int(_STATISTICS.read_text().split()[1])
     except (OSError, IndexError, ValueError):  # another kernel, or Linux without it
         return 0
-
-
-_JUDGED_RECORDS = 6
-
-
-_SAME_SHARE = 0.05
-
-
-_MATERIAL_SHARE = 0.1
-
-
-"""A state grows materially if its growth is at least this part of the fastest state's growth."""
 
 
 @dataclass(frozen=True, slots=True)

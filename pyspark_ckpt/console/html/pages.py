@@ -45,13 +45,25 @@ from pyspark_ckpt.restore.plan import RestorePlan
 
 SLOWEST_SHOWN = 12
 
-
 _SOURCES = {
     "option": "an option of the writer",
     "conf": "Spark's conf",
     "restoreFrom": "restoreFrom(...)",
     "location": "the query's location, or rescale(...)",
 }
+
+EPOCHS_DRAWN = 120
+
+_CHECKPOINT_MEANINGS = {
+    "handles": "the driver reads the handles: each lists the files that hold a subtask's state",
+    "sources": "the driver reads Spark's offsets and the logs of the sources",
+    "verification": "the driver checks that all files are there",
+    "publish": "the driver writes _metadata, which makes the checkpoint complete",
+    "new": "files that the checkpoint before does not refer to",
+    "not known to be new": "the first checkpoint of a run",
+}
+
+_ROWS = ("epochs", "checkpoints", "savepoints", "aborted", "failures")
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,22 +310,6 @@ def files_page(site: Site, place: QueryPlace, name: str, kept: KeptFiles) -> str
 def message_page(site: Site, title: str, text: str) -> str:
     """Return a page with a text."""
     return site.page("message.html", title, text=text)
-
-
-EPOCHS_DRAWN = 120
-
-
-_CHECKPOINT_MEANINGS = {
-    "handles": "the driver reads the handles: each lists the files that hold a subtask's state",
-    "sources": "the driver reads Spark's offsets and the logs of the sources",
-    "verification": "the driver checks that all files are there",
-    "publish": "the driver writes _metadata, which makes the checkpoint complete",
-    "new": "files that the checkpoint before does not refer to",
-    "not known to be new": "the first checkpoint of a run",
-}
-
-
-_ROWS = ("epochs", "checkpoints", "savepoints", "aborted", "failures")
 
 
 def epochs_chart(timeline: Timeline) -> Chart:

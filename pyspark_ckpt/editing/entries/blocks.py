@@ -40,9 +40,7 @@ BLOCKS_SCHEMA = T.StructType(
 )
 
 _ARROW_BLOCKS = to_arrow_schema(BLOCKS_SCHEMA)
-
 _Numbers = np.ndarray[Any, Any]
-
 _Batches = Iterator[pa.RecordBatch]
 
 _RANGES = 256
@@ -55,8 +53,23 @@ _BLOCK_BYTES = 8 << 10
 """Spark puts up to 10,000 rows into one Arrow batch, so blocks are small."""
 
 _LENGTH = np.dtype(np.uint32)
-
 _FIRST_WITHOUT_GROUP = int.from_bytes(TIME_INDEX, "big")
+
+_RUN_BYTES = 64 << 20
+"""So many bytes of one range are sorted in memory; a range with more is spilled in runs."""
+
+_SPILLED_ENTRIES = 10_000
+_WORD_BYTES = 8
+
+_MOST_WORDS = 16
+"""Longer keys are sorted by Arrow, which compares them byte by byte."""
+
+_ALL_BITS = (1 << 64) - 1
+
+_MASKS = np.array(
+    [_ALL_BITS ^ (_ALL_BITS >> (8 * length)) for length in range(_WORD_BYTES + 1)], np.uint64
+)
+"""The mask of the first bytes of a word, by their number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,23 +219,6 @@ def _block_starts(ranges: _Numbers, lengths: _Numbers) -> _Numbers:
 def _binary(offsets: _Numbers, data: pa.Buffer) -> pa.BinaryArray:
     buffers = [None, pa.py_buffer(np.ascontiguousarray(offsets)), data]
     return pa.Array.from_buffers(pa.binary(), len(offsets) - 1, buffers)
-
-
-_RUN_BYTES = 64 << 20
-"""So many bytes of one range are sorted in memory; a range with more is spilled in runs."""
-
-_SPILLED_ENTRIES = 10_000
-_WORD_BYTES = 8
-
-_MOST_WORDS = 16
-"""Longer keys are sorted by Arrow, which compares them byte by byte."""
-
-_ALL_BITS = (1 << 64) - 1
-
-_MASKS = np.array(
-    [_ALL_BITS ^ (_ALL_BITS >> (8 * length)) for length in range(_WORD_BYTES + 1)], np.uint64
-)
-"""The mask of the first bytes of a word, by their number."""
 
 
 def in_order(parts: Iterator[tuple[int, ArrowEntries]], scratch: Path) -> Iterator[ArrowEntries]:

@@ -22,6 +22,7 @@ from pyspark_ckpt.storage.base import JSON_ERRORS, Storage
 
 MAX_BYTES = 1 << 20
 _REQUEST = re.compile(r"[0-9]{15}-[0-9a-f]{16}\.request\.json")
+Place = TypeVar("Place")
 
 
 class CaptureRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -100,9 +101,6 @@ class CaptureFiles:
 def _has(order: CaptureOrder, other: CaptureOrder) -> bool:
     is_within = order.first <= other.first and other.last <= order.last
     return is_within and order.uid in (None, other.uid)
-
-
-Place = TypeVar("Place")
 
 
 def newest_captures(captures: Mapping[Place, CapturedEpoch]) -> list[Place]:

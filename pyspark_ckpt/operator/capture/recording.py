@@ -33,13 +33,16 @@ from pyspark_ckpt.operator.values.message_pack import end_of_value
 from state_backends import StateBackend
 
 STEP_COLUMN = "__ckpt_step"
+
 KEY_COLUMN = "__ckpt_key"
 """Columns of captured output: the method that yielded a row, and the stored key it was for."""
 
 _CODEC = "zstd"
 _NO_LIMIT = 1 << 62
-
 ReadInput = Callable[[], EpochInput]
+_AT_ONCE = 10_000
+_KEY_START = KEY_GROUP_BYTES + 1
+Entry = tuple[bytes, bytes | None]
 
 
 class Origins(Protocol):
@@ -258,12 +261,6 @@ def in_changes(entries: Iterable[Entry]) -> bytes:
     """Return entries as a change file; nothing without an entry."""
     ordered = sorted(entries, key=lambda entry: entry[0])
     return b"".join(encode_changes(in_frames(iter(ordered)))) if ordered else b""
-
-
-_AT_ONCE = 10_000
-_KEY_START = KEY_GROUP_BYTES + 1
-
-Entry = tuple[bytes, bytes | None]
 
 
 class NotingTable(StateTable):

@@ -59,6 +59,15 @@ from state_backends import (
 _PRIVATE = "private-"
 _SCRATCH = "scratch"
 
+_GROUP_BYTES = 64 << 20
+"""Segments of about 64 MiB are applied together: a kill loses the work of one group at most."""
+
+LOCK = "lock"
+_DOOR = "door"
+_LOOKED = "looked"
+_REMOVED = "removed-"
+logger = library_logger(__name__)
+
 
 @dataclass(frozen=True, slots=True)
 class LocalCopy:
@@ -193,10 +202,6 @@ def _try_lock(lock: io.BufferedIOBase) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-_GROUP_BYTES = 64 << 20
-"""Segments of about 64 MiB are applied together: a kill loses the work of one group at most."""
 
 
 def at_version(
@@ -369,14 +374,6 @@ def segment_changes(storage: WorkerStorage, segments: Sequence[Segment]) -> Iter
             assert segment.file is not None  # a segment is inline or in a file
             with storage.open_verified(segment.file) as file:
                 yield from decode_changes(file, segment.file.path)
-
-
-LOCK = "lock"
-_DOOR = "door"
-_LOOKED = "looked"
-_REMOVED = "removed-"
-
-logger = library_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,6 +61,15 @@ _LOCK = "lock"
 _DAMAGED = "damaged"
 _INCOMING = "incoming"
 _REMOVED = "removed-"
+_encoder = msgspec.json.Encoder()
+
+DAMAGED = (
+    "%s is not used for a base snapshot, because a file on this executor's disk was changed (%s). "
+    "No state is lost: the next epoch rebuilds the local copy. Check the disk."
+)
+"""What to log of a damaged snapshot: its directory, and what was found."""
+
+logger = library_logger(__name__)
 
 
 def directories_of_all(root: Path) -> list[Path]:
@@ -103,7 +112,6 @@ class SnapshotNote(msgspec.Struct, frozen=True):
         )
 
 
-_encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(SnapshotNote)
 
 
@@ -310,15 +318,6 @@ def _is_same_file(one: Path, other: Path) -> bool:
         return one.samefile(other)
     except FileNotFoundError:
         return False
-
-
-DAMAGED = (
-    "%s is not used for a base snapshot, because a file on this executor's disk was changed (%s). "
-    "No state is lost: the next epoch rebuilds the local copy. Check the disk."
-)
-"""What to log of a damaged snapshot: its directory, and what was found."""
-
-logger = library_logger(__name__)
 
 
 def upload(storage: WorkerStorage, snapshot: LocalSnapshot) -> None:

@@ -35,7 +35,6 @@ from pyspark.util import PythonEvalType
 from pyspark_ckpt.operator.task_failure import marked_errors
 
 _log = logging.getLogger("pyspark_ckpt")
-
 _READ_UDFS = "read_udfs"
 _WORKERS = ("pyspark.worker", "__main__")
 _PROFILER = "spark.sql.pyspark.udf.profiler"
@@ -44,6 +43,22 @@ Replies = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 """From the batches of the stream to Python to those of the stream back."""
 
 _logged: set[str] = set()
+
+STATE_SCHEMA = T.StructType([T.StructField("handle", T.BinaryType())])
+"""What Spark's own state store keeps for a subtask."""
+
+_STATE_COLUMNS = (
+    ("properties", pa.string()),
+    ("keyRowAsUnsafe", pa.binary()),
+    ("object", pa.binary()),
+    ("oldTimeoutTimestamp", pa.int64()),
+)
+
+_PICKLED: Any = CPickleSerializer()
+"""The form in which Spark's JVM sends and takes the value of a state."""
+
+Group = Callable[[Iterator[pa.RecordBatch], GroupState], Iterator[pa.RecordBatch]]
+"""The function of a group: gets its rows and its state, yields its output, changes the state."""
 
 
 def take_over(replies: Replies) -> bool:
@@ -138,23 +153,6 @@ def _replace_methods(serializer: Any, replies: Replies) -> None:
     except Exception:
         serializer.load_stream = own  # one without the other would lose the rows
         raise
-
-
-STATE_SCHEMA = T.StructType([T.StructField("handle", T.BinaryType())])
-"""What Spark's own state store keeps for a subtask."""
-
-_STATE_COLUMNS = (
-    ("properties", pa.string()),
-    ("keyRowAsUnsafe", pa.binary()),
-    ("object", pa.binary()),
-    ("oldTimeoutTimestamp", pa.int64()),
-)
-
-_PICKLED: Any = CPickleSerializer()
-"""The form in which Spark's JVM sends and takes the value of a state."""
-
-Group = Callable[[Iterator[pa.RecordBatch], GroupState], Iterator[pa.RecordBatch]]
-"""The function of a group: gets its rows and its state, yields its output, changes the state."""
 
 
 def replies(

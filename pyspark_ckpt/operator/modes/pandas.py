@@ -37,7 +37,6 @@ from pyspark_ckpt.operator.values.wire_form import holds
 from pyspark_ckpt.settings.values import size_bytes
 
 _INTEGERS = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
-
 _FLOATS = (T.FloatType, T.DoubleType)
 
 _Numbers = np.ndarray[Any, Any]
@@ -45,6 +44,12 @@ _Numbers = np.ndarray[Any, Any]
 
 _Columns = list[Any]
 """The columns of any other frame: an array of NumPy or pandas for each."""
+
+_ROWS_KEY = "spark.sql.execution.arrow.maxRecordsPerBatch"
+_BYTES_KEY = "spark.sql.execution.arrow.maxBytesPerBatch"
+
+_NO_BYTES = 2**31 - 1
+"""Spark's default, which means that there is no limit."""
 
 
 class PandasOutput:
@@ -325,12 +330,6 @@ class FrameIndexes:
         if found is None or found.name is not None:
             found = self._by_rows[rows] = pd.RangeIndex(rows)
         return found
-
-
-_ROWS_KEY = "spark.sql.execution.arrow.maxRecordsPerBatch"
-_BYTES_KEY = "spark.sql.execution.arrow.maxBytesPerBatch"
-_NO_BYTES = 2**31 - 1
-"""Spark's default, which means that there is no limit."""
 
 
 @dataclass(frozen=True, slots=True)

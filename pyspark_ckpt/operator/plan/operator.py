@@ -58,6 +58,31 @@ from pyspark_ckpt.sessions.connect_plan import column_name
 from pyspark_ckpt.sessions.kind import is_connect
 from pyspark_ckpt.settings import read_settings
 
+_TIME_MODES = {mode.value.lower(): mode for mode in TimeMode}
+
+DESCRIPTOR_METADATA = "pyspark_ckpt.operator"
+"""Key of the operator's descriptor in the metadata of the token column."""
+
+TIMEOUTS = {
+    TimeMode.NONE: GroupStateTimeout.NoTimeout,
+    TimeMode.PROCESSING_TIME: GroupStateTimeout.ProcessingTimeTimeout,
+    TimeMode.EVENT_TIME: GroupStateTimeout.EventTimeTimeout,
+}
+
+_MEMORY_LIMIT = "spark.ckpt.execution.memory-limit"
+_COERCION = "spark.sql.execution.pythonUDF.pandas.intToDecimalCoercionEnabled"
+MakeInputMode = type[RowsInput] | type[PandasInput] | type[BatchInput] | type[ArrowInput]
+
+DERIVED_KEY = "__ckpt_key_"
+"""Begins the name of a column that holds the value of a key expression."""
+
+POLICY = "spark.sql.streaming.multipleWatermarkPolicy"
+MIN = "min"
+_TIME = "__ckpt_passed"
+_IS_OUTPUT = "__ckpt_is_output"
+_TRUE = True
+logger = library_logger(__name__)
+
 
 class OutputMode(str, Enum):
     """The output modes that an operator can have; the values are what Spark takes."""
@@ -67,8 +92,6 @@ class OutputMode(str, Enum):
 
 
 _OUTPUT_MODES = {mode.value: mode for mode in OutputMode}
-
-_TIME_MODES = {mode.value.lower(): mode for mode in TimeMode}
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,21 +176,6 @@ def _check_event_time(schema: T.StructType, column: str, uid: str) -> None:
             f"operator {uid!r}: eventTimeColumnName is {column!r}, which is not a timestamp column "
             f"of its outputStructType {schema.simpleString()}"
         )
-
-
-DESCRIPTOR_METADATA = "pyspark_ckpt.operator"
-"""Key of the operator's descriptor in the metadata of the token column."""
-
-TIMEOUTS = {
-    TimeMode.NONE: GroupStateTimeout.NoTimeout,
-    TimeMode.PROCESSING_TIME: GroupStateTimeout.ProcessingTimeTimeout,
-    TimeMode.EVENT_TIME: GroupStateTimeout.EventTimeTimeout,
-}
-
-_MEMORY_LIMIT = "spark.ckpt.execution.memory-limit"
-_COERCION = "spark.sql.execution.pythonUDF.pandas.intToDecimalCoercionEnabled"
-
-MakeInputMode = type[RowsInput] | type[PandasInput] | type[BatchInput] | type[ArrowInput]
 
 
 def check_quarantines_keys(make_mode: MakeInputMode, where: str) -> None:
@@ -403,10 +411,6 @@ def _named(function: SubtaskFunction, uid: str) -> Any:
     return operator
 
 
-DERIVED_KEY = "__ckpt_key_"
-"""Begins the name of a column that holds the value of a key expression."""
-
-
 @dataclass(frozen=True, slots=True)
 class GroupingColumns:
     """A DataFrame that has a column for each part of the key.
@@ -483,15 +487,6 @@ def _derived_name(df: DataFrame, column: str | Column) -> str:
     if len(names) != 1:
         raise PlanError(f"key column {text!r} is {len(names)} columns: name each of them")
     return str(names[0])
-
-
-POLICY = "spark.sql.streaming.multipleWatermarkPolicy"
-MIN = "min"
-_TIME = "__ckpt_passed"
-_IS_OUTPUT = "__ckpt_is_output"
-_TRUE = True
-
-logger = library_logger(__name__)
 
 
 def carrier_row(df: DataFrame) -> DataFrame | None:

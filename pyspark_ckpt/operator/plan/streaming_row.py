@@ -20,6 +20,10 @@ from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.sessions.kind import is_connect
 
 _DATASETS = "org.apache.spark.sql.classic.Dataset"
+_ANY_MODE = "org.apache.spark.sql.catalyst.streaming.InternalOutputModes$Complete$"
+_OF_MODES = "STREAMING_OUTPUT_MODE"
+_OURS = "FlatMapGroupsInPandasWithState"
+logger = library_logger(__name__)
 
 
 def has_streaming_row(spark: SparkSession) -> bool:
@@ -54,13 +58,6 @@ def streaming_relation(spark: SparkSession, output: Any, data: Any) -> Any:
 
 def _values(spark: SparkSession) -> Any:
     return spark.sql("VALUES (1)")._jdf.queryExecution().analyzed()
-
-
-_ANY_MODE = "org.apache.spark.sql.catalyst.streaming.InternalOutputModes$Complete$"
-_OF_MODES = "STREAMING_OUTPUT_MODE"
-_OURS = "FlatMapGroupsInPandasWithState"
-
-logger = library_logger(__name__)
 
 
 def in_any_mode(df: DataFrame) -> DataFrame:

@@ -39,7 +39,6 @@ from pyspark_ckpt.storage.base import JSON_ERRORS, Storage
 from pyspark_ckpt.storage.open import open_storage
 
 logger = library_logger(__name__)
-
 _ARMED = f"{RELEASES}/armed"
 _REQUEST = re.compile(r"[0-9]{15}-[0-9a-f]{16}\.request\.json")
 _EPOCH = re.compile(r"epoch-([0-9]{1,9})-([0-9]{1,18})\.json")
@@ -52,6 +51,8 @@ BEFORE_ALL = -1
 
 KEPT = 50
 """How many decisions stay, for epochs that are repeated."""
+
+NO_KEY: ReleasedKeys = frozenset()
 
 
 class Release(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -108,7 +109,6 @@ class _EveryKey:
 
 
 EVERY_KEY = _EveryKey()
-NO_KEY: ReleasedKeys = frozenset()
 
 
 class ReleaseFiles:

@@ -67,6 +67,9 @@ _MEMORY_BYTES = 16 << 20
 _MOST_READS = 4
 """Above so many reads of one old subtask's entries, a shuffle is faster, which reads them once."""
 
+_GROUP_START = len(TIME_INDEX) + TIME_BYTES
+_GROUP_END = _GROUP_START + KEY_GROUP_BYTES
+
 
 @dataclass(frozen=True, slots=True)
 class Share:
@@ -343,11 +346,6 @@ def _delete_timers(backend: StateBackend, groups: range, version: str, scratch: 
 
 def _keys(backend: StateBackend, prefix: bytes) -> Iterator[bytes]:
     return (key for key, _ in backend.scan(prefix))
-
-
-_GROUP_START = len(TIME_INDEX) + TIME_BYTES
-
-_GROUP_END = _GROUP_START + KEY_GROUP_BYTES
 
 
 class StateOfNoKeyError(Exception):

@@ -27,9 +27,26 @@ from pyspark_ckpt.operator.values.transport import travels_as_json
 from pyspark_ckpt.operator.values.wire_form import wire_type
 
 MAX_MAX_PARALLELISM = 32768
-
-
 """Flink's upper bound; it also keeps a key group's two bytes below the reserved keys."""
+
+SEED = 42
+"""The seed of Spark's ``hash``."""
+
+_MASK = 0xFFFFFFFF
+
+_LONG_DIGITS = 18
+"""Spark hashes decimals of at most so many digits as a long."""
+
+_INTEGERS: tuple[type[T.DataType], ...] = (
+    T.BooleanType, T.ByteType, T.ShortType, T.IntegerType, T.DateType, T.YearMonthIntervalType,
+)  # fmt: skip
+
+_LONGS: tuple[type[T.DataType], ...] = (
+    T.LongType, T.TimestampType, T.TimestampNTZType, T.DayTimeIntervalType, *TIME_OF_DAY,
+)  # fmt: skip
+
+_ALL_DIGITS = Context(prec=2 * 38)
+"""Of any decimal of Spark, unscaled; the context of the thread may have fewer."""
 
 
 def default_max_parallelism(parallelism: int) -> int:
@@ -75,15 +92,6 @@ def subtask_tokens(parallelism: int) -> tuple[int, ...]:
     return tuple(tokens[partition] for partition in range(parallelism))
 
 
-SEED = 42
-
-
-"""The seed of Spark's ``hash``."""
-
-
-_MASK = 0xFFFFFFFF
-
-
 def hash_integer(value: int, seed: int) -> int:
     """Return the hash of a 32-bit integer, from 0 to 2**32 - 1."""
     return _finished(_mixed(seed, value), 4)
@@ -123,22 +131,6 @@ def _rotated(value: int, bits: int) -> int:
 def signed(value: int) -> int:
     """Return a hash as the signed number that Spark shows."""
     return value - (1 << 32) if value >> 31 else value
-
-
-_LONG_DIGITS = 18
-
-
-"""Spark hashes decimals of at most so many digits as a long."""
-
-
-_INTEGERS: tuple[type[T.DataType], ...] = (
-    T.BooleanType, T.ByteType, T.ShortType, T.IntegerType, T.DateType, T.YearMonthIntervalType,
-)  # fmt: skip
-
-
-_LONGS: tuple[type[T.DataType], ...] = (
-    T.LongType, T.TimestampType, T.TimestampNTZType, T.DayTimeIntervalType, *TIME_OF_DAY,
-)  # fmt: skip
 
 
 class KeyPlaces:
@@ -230,12 +222,6 @@ _LEAVES: dict[type[T.DataType], Callable[[Any, int], int]] = {
     T.DoubleType: _of_float,
     T.BinaryType: hash_bytes,
 }
-
-
-_ALL_DIGITS = Context(prec=2 * 38)
-
-
-"""Of any decimal of Spark, unscaled; the context of the thread may have fewer."""
 
 
 def _of_decimal(data_type: T.DecimalType, value: Decimal, seed: int) -> int:

@@ -17,6 +17,16 @@ from typing import Any
 from pyspark_ckpt.formats.handle import SlowKey, SlowKeys
 from pyspark_ckpt.operator.task_failure import shown
 
+PERIOD_S = 0.05
+"""How often a look is taken at the key under way."""
+
+_MOST_KEYS = 500
+_KEPT_KEYS = 8
+_KEY_CHARACTERS = 100
+
+_KEPT_SHARE = 31 / 32
+"""Each epoch, so much of the time before still counts: the last 32 epochs matter most."""
+
 
 class Phase(IntEnum):
     """What a subtask does between the opening of its state and the barrier."""
@@ -46,16 +56,6 @@ class Laps:
     def milliseconds(self, phase: Phase) -> int:
         """Return the time of a phase, without the time since a phase began last."""
         return round(self._took_ns[phase] / 1_000_000)
-
-
-PERIOD_S = 0.05
-"""How often a look is taken at the key under way."""
-
-_MOST_KEYS = 500
-_KEPT_KEYS = 8
-_KEY_CHARACTERS = 100
-_KEPT_SHARE = 31 / 32
-"""Each epoch, so much of the time before still counts: the last 32 epochs matter most."""
 
 
 class KeyTimes:

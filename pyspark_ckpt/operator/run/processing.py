@@ -62,6 +62,7 @@ TIMERS_AT_ONCE = 100_000
 """Due timers that are read together; bounds the memory they take."""
 
 DecodeKey = Callable[[bytes], tuple[Any, ...]]
+Key = tuple[Any, ...]
 
 
 class EpochProcessing:
@@ -507,9 +508,6 @@ class EpochOutput:
             if exc.row is not None:
                 exc.add_place(self._described(self.origins.step, self.origins.key_of(exc.row)))
             raise
-
-
-Key = tuple[Any, ...]
 
 
 class OutputOrigins:

@@ -44,6 +44,22 @@ from pyspark_ckpt.operator.values.wire_form import holds, types_in
 _NO_KEYS_IN_PYTHON = (T.ArrayType, T.MapType, T.VariantType)
 """Types whose Python values have no hash."""
 
+Instant = int | datetime | np.datetime64
+
+_NO_LISTS = (str, bytes, bytearray, memoryview, Set, Mapping)
+"""What Python can iterate over, and what is not a list of times."""
+
+_TRIED = {
+    "exists": "checking {kind} state exists",
+    "clear": "clearing {kind} state",
+    "containsKey": "checking map state contains key",
+    "getValue": "getting value",
+    "removeKey": "removing key from map state",
+    "updateValue": "updating map state value",
+}
+
+_READS = ("get", "getMany", "iterator", "keys", "values")
+
 
 def as_state_schema(data_type: T.DataType) -> T.StructType:
     """Return the schema of a state; a bare type such as ``int`` becomes one field, ``value``."""
@@ -58,12 +74,6 @@ class GivenState:
 
     kind: StateKind
     state: Any
-
-
-Instant = int | datetime | np.datetime64
-
-_NO_LISTS = (str, bytes, bytearray, memoryview, Set, Mapping)
-"""What Python can iterate over, and what is not a list of times."""
 
 
 def _column(given: Any) -> Numbers | None:
@@ -497,18 +507,6 @@ class ProcessorHandle(StateGetters):
                 f"{self._where}: {method} got {got} times for {keys} keys: give one time per key"
             )
         return times
-
-
-_TRIED = {
-    "exists": "checking {kind} state exists",
-    "clear": "clearing {kind} state",
-    "containsKey": "checking map state contains key",
-    "getValue": "getting value",
-    "removeKey": "removing key from map state",
-    "updateValue": "updating map state value",
-}
-
-_READS = ("get", "getMany", "iterator", "keys", "values")
 
 
 def withdraw(state: object, kind: StateKind, name: str, where: str) -> None:

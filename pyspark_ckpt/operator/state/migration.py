@@ -39,6 +39,8 @@ from pyspark_ckpt.operator.values.codec import TupleCodec
 from pyspark_ckpt.operator.values.message_pack import end_of_value
 from pyspark_ckpt.operator.values.wire_form import row_type_of
 
+_Tuple = tuple[Any, ...]
+
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
@@ -120,9 +122,6 @@ def _entries_of(table: StateTable, state_id: int) -> Iterator[_Entry]:
             stamp=value[: len(value) - len(data)],
             data=data,
         )
-
-
-_Tuple = tuple[Any, ...]
 
 
 class StateRewrite:

@@ -51,6 +51,9 @@ _SHARES = 4
 _KEY_GROUPS = 1 << 15
 """Key groups that a stored key can have."""
 
+LEAST_ENTRIES = 1_000
+ENTRIES_PER_WRITE = 2
+
 
 def remove_deleted(
     table: StateTable, states: tuple[StateDescriptor, ...], most: int
@@ -179,10 +182,6 @@ def _of_keys(table: StateTable, state_id: int, group: int) -> Iterator[_Place]:
         group = int.from_bytes(next_key[:KEY_GROUP_BYTES], "big")
         group += state_id_of(next_key) > state_id
         yield group, None
-
-
-LEAST_ENTRIES = 1_000
-ENTRIES_PER_WRITE = 2
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,9 @@ Numbers = np.ndarray[Any, Any]
 StoredKey = tuple[bytes, bytes]
 """Key group and encoded key."""
 
+KEY_POSITION = "key_position"
+"""The column of Arrow tables that says which key of the part a row belongs to."""
+
 
 class PartKeys(Sequence[StoredKey]):
     """Key group and encoded key of each key, in the order of their bytes.
@@ -75,10 +78,6 @@ class PartKeys(Sequence[StoredKey]):
 
 def _as_list(column: pa.Array) -> list[bytes]:
     return list(column.to_numpy(zero_copy_only=False).tolist())
-
-
-KEY_POSITION = "key_position"
-"""The column of Arrow tables that says which key of the part a row belongs to."""
 
 
 def positions_of(

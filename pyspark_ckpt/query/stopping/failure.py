@@ -28,9 +28,9 @@ from pyspark_ckpt.spark.jobs import error_text, task_error
 from pyspark_ckpt.spark.log import Sources
 
 logger = library_logger(__name__)
-
-
 _START_AGAIN = "correct the cause and start the query again at its checkpointLocation"
+_STOP_FIRST = "To stop it without an error, call the query's stop() before the session's stop()"
+_CLASSES: dict[tuple[type[CkptError], type[StreamingQueryException]], Any] = {}
 
 
 def query_has_ended(query_id: str) -> CheckpointAbortedError:
@@ -126,9 +126,6 @@ def restart_failed(
         f"{_START_AGAIN}",
         error,
     )
-
-
-_STOP_FIRST = "To stop it without an error, call the query's stop() before the session's stop()"
 
 
 def session_ended(query_id: str, why: str, epoch: int | None) -> SessionEndedError:
@@ -304,9 +301,6 @@ class WatchedQuery:
         """Stop the query because its coordinator has failed."""
         logger.debug("traceback of the coordinator's failure", exc_info=error)
         self.stop(cannot_continue(self._query_id, error))
-
-
-_CLASSES: dict[tuple[type[CkptError], type[StreamingQueryException]], Any] = {}
 
 
 @contextmanager

@@ -87,10 +87,7 @@ from pyspark_ckpt.stores.place import (
 
 logger = library_logger(__name__)
 
-
 _UNFINISHED_OFFSETS = re.compile(r"\.{1,2}[0-9]+\.[0-9a-f-]{36}\.tmp(?:\.crc)?")
-
-
 """What Spark's file is called until it is whole, and the checksum that Hadoop keeps next to it."""
 
 

@@ -27,11 +27,21 @@ from pyspark_ckpt.storage.base import (
 
 _Listing = TypeVar("_Listing")
 
-
 READ_BYTES = 16 << 20
-
-
 """Bytes of a file that one request reads; larger files are kept in a local file."""
+
+_NUMBERS = {
+    FileNotFoundError: errno.ENOENT,
+    FileExistsError: errno.EEXIST,
+    PermissionError: errno.EACCES,
+    IsADirectoryError: errno.EISDIR,
+}
+
+PART_BYTES = 8 << 20
+"""Size of the first parts of an upload; S3 requires at least 5 MiB."""
+
+_PARTS_BEFORE_DOUBLING = 1000
+"""After so many parts, parts grow, because S3 accepts at most 10,000 parts, and 5 TiB in all."""
 
 
 class RemoteStorage(Storage):
@@ -265,26 +275,6 @@ class RemoteStorage(Storage):
     def _said(self, error: Exception) -> str:
         """Return the text of an error for users."""
         return str(error)
-
-
-_NUMBERS = {
-    FileNotFoundError: errno.ENOENT,
-    FileExistsError: errno.EEXIST,
-    PermissionError: errno.EACCES,
-    IsADirectoryError: errno.EISDIR,
-}
-
-
-PART_BYTES = 8 << 20
-
-
-"""Size of the first parts of an upload; S3 requires at least 5 MiB."""
-
-
-_PARTS_BEFORE_DOUBLING = 1000
-
-
-"""After so many parts, parts grow, because S3 accepts at most 10,000 parts, and 5 TiB in all."""
 
 
 def in_parts(chunks: Iterable[bytes]) -> Iterator[bytes]:

@@ -50,12 +50,9 @@ from pyspark_ckpt.testing.replaying.parts import ReadPart
 from state_backends import StateBackend, in_parts, open_backend
 
 _ENTRIES_AT_ONCE = 10_000
-
-
 _BYTES_AT_ONCE = 8 << 20
-
-
 _KINDS: Mapping[str, type] = {"batches": BatchProcessor, "arrow": ArrowProcessor}
+Entries = dict[bytes, bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,9 +311,6 @@ def _of_states(entries: Entries, live: Iterable[int]) -> Entries:
         for stored, value in entries.items()
         if not is_keyed(stored) or stored[2] in numbers
     }
-
-
-Entries = dict[bytes, bytes]
 
 
 class CapturedState:
