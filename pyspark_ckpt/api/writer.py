@@ -6,7 +6,7 @@ from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -29,7 +29,7 @@ from pyspark_ckpt.sessions.connect_plan import give_output_mode
 from pyspark_ckpt.sessions.kind import is_connect
 from pyspark_ckpt.settings import ClaimMode, Settings, is_ckpt_option, read_settings
 from pyspark_ckpt.spark.paths import shared_directory
-from pyspark_ckpt.spark.plan import check_behind_aggregations, operators_of, source_ids
+from pyspark_ckpt.spark.plan import check_after_aggregations, operators_of, source_ids
 from pyspark_ckpt.spark.program import Program, stream_of
 from pyspark_ckpt.spark.session import settings_of, spark_writer
 from pyspark_ckpt.spark.sink import FOREACH_BATCH, SinkChoice, TableSink
@@ -38,7 +38,6 @@ from pyspark_ckpt.spark.worker_python import check_workers
 from pyspark_ckpt.storage.open import Storage
 
 _MEMORY = "memory"
-Writer = TypeVar("Writer", bound="CheckpointedStreamWriter")
 logger = library_logger(__name__)
 
 
@@ -407,7 +406,7 @@ class CheckpointedStreamWriter(DataStreamWriter):
             settings = settings.with_values("location", parallelism=parallelism)
         operators = operators_of(self._stream)
         if operators.follows_aggregation:
-            check_behind_aggregations(self._stream, self._output_mode)
+            check_after_aggregations(self._stream, self._output_mode)
         source_ids(self._stream)  # refuses what cannot be checkpointed before anything starts
         check_workers(spark)
         self._check_sink_over_connect()
@@ -542,7 +541,7 @@ class CheckpointedStreamWriter(DataStreamWriter):
         )
         return settings.with_values("restoreFrom", **self._restore_from)
 
-    def outputMode(self: Writer, outputMode: str) -> Writer:
+    def outputMode(self, outputMode: str) -> CheckpointedStreamWriter:
         """Choose which rows an epoch writes; as ``DataStreamWriter.outputMode``.
 
         Parameters
@@ -564,7 +563,7 @@ class CheckpointedStreamWriter(DataStreamWriter):
         self._output_mode = outputMode
         return self
 
-    def clusterBy(self: Writer, *cols: Any) -> Writer:
+    def clusterBy(self, *cols: Any) -> CheckpointedStreamWriter:
         """Choose the columns that a table is clustered by; as ``DataStreamWriter.clusterBy``.
 
         Parameters
@@ -585,7 +584,7 @@ class CheckpointedStreamWriter(DataStreamWriter):
         self._calls.append(("clusterBy", cols, {}))
         return self
 
-    def format(self: Writer, source: str) -> Writer:
+    def format(self, source: str) -> CheckpointedStreamWriter:
         """Choose the sink; as ``DataStreamWriter.format``.
 
         Parameters
@@ -607,7 +606,7 @@ class CheckpointedStreamWriter(DataStreamWriter):
         self._sink.format = source
         return self
 
-    def foreach(self: Writer, f: Any) -> Writer:
+    def foreach(self, f: Any) -> CheckpointedStreamWriter:
         """Process each row with a function or an object; as ``DataStreamWriter.foreach``.
 
         Parameters
@@ -629,7 +628,7 @@ class CheckpointedStreamWriter(DataStreamWriter):
         self._sink.format = "foreach"
         return self
 
-    def foreachBatch(self: Writer, func: Callable[[DataFrame, int], None]) -> Writer:
+    def foreachBatch(self, func: Callable[[DataFrame, int], None]) -> CheckpointedStreamWriter:
         """Process each epoch's output with a function; as ``DataStreamWriter.foreachBatch``.
 
         One action has to go over all rows, as a write, ``collect`` and ``count`` do, because it
@@ -657,7 +656,7 @@ class CheckpointedStreamWriter(DataStreamWriter):
         self._sink.format = FOREACH_BATCH
         return self
 
-    def queryName(self: Writer, queryName: str) -> Writer:
+    def queryName(self, queryName: str) -> CheckpointedStreamWriter:
         """Name the query; as ``DataStreamWriter.queryName``.
 
         Parameters
@@ -679,7 +678,7 @@ class CheckpointedStreamWriter(DataStreamWriter):
         self._sink.query_name = queryName
         return self
 
-    def partitionBy(self: Writer, *cols: Any) -> Writer:
+    def partitionBy(self, *cols: Any) -> CheckpointedStreamWriter:
         """Choose the columns that output is partitioned by; as ``DataStreamWriter.partitionBy``.
 
         Parameters
@@ -702,7 +701,7 @@ class CheckpointedStreamWriter(DataStreamWriter):
         self._sink.partition_by = list(cols[0] if is_list else cols)
         return self
 
-    def trigger(self: Writer, **when: Any) -> Writer:
+    def trigger(self, **when: Any) -> CheckpointedStreamWriter:
         """Choose when epochs start; as ``DataStreamWriter.trigger``.
 
         Parameters
@@ -724,7 +723,7 @@ class CheckpointedStreamWriter(DataStreamWriter):
         self._when = when
         return self
 
-    def option(self: Writer, key: str, value: Any) -> Writer:
+    def option(self, key: str, value: Any) -> CheckpointedStreamWriter:
         """Set one option of the sink or one ``spark.ckpt.`` key.
 
         Parameters
@@ -745,7 +744,7 @@ class CheckpointedStreamWriter(DataStreamWriter):
         """
         return self.options(**{key: value})
 
-    def options(self: Writer, **options: Any) -> Writer:
+    def options(self, **options: Any) -> CheckpointedStreamWriter:
         """Set several options of the sink or ``spark.ckpt.`` keys.
 
         Parameters

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
-import socket
 import time
 from argparse import Namespace
 from typing import Any
@@ -17,6 +15,7 @@ from pyspark_ckpt.errors import CheckpointAbortedError, ConfigurationError, Stat
 from pyspark_ckpt.formats.modes import SavepointFormat
 from pyspark_ckpt.formats.requests import Action, Answer, Claimant, Request, RequestFiles
 from pyspark_ckpt.history.places import find_checkpoints_directory
+from pyspark_ckpt.history.run_log import user_and_host
 from pyspark_ckpt.operator.descriptor import OnError, OperatorDescriptor
 from pyspark_ckpt.operator.quarantine.quarantined_keys import KEYS_STATE
 from pyspark_ckpt.operator.quarantine.releases import request_release
@@ -66,7 +65,7 @@ def _post_and_wait(arguments: Namespace, action: Action, *, drain: bool) -> tupl
         action=action,
         requested_at_ms=now,
         expires_at_ms=now + int(arguments.timeout * 1000),
-        requested_by=_requester(),
+        requested_by=user_and_host(),
         directory=arguments.directory,
         format=SavepointFormat.of(arguments.type),
         drain=drain,
@@ -109,14 +108,6 @@ def _wait(files: RequestFiles, request_id: str, timeout_s: float) -> Answer:
         f"the query took request {request_id} and has not answered within {timeout_s:g} s. It may "
         "still finish: look at `pyspark-ckpt history` later"
     )
-
-
-def _requester() -> str:
-    try:
-        user = getpass.getuser()
-    except (OSError, KeyError):
-        user = "unknown"
-    return f"{user}@{socket.gethostname()}"[:200]
 
 
 def release(arguments: Namespace) -> Result:

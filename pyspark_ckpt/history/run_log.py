@@ -13,8 +13,10 @@ it does not know, and leaves out records of a newer version.
 
 from __future__ import annotations
 
+import getpass
 import re
 import secrets
+import socket
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -465,3 +467,12 @@ def last_run(
     alive_at_ms = max(signs)
     is_silent = now_ms - alive_at_ms > SILENCE_MS
     return LastRun(RunState.SILENT if is_silent else RunState.RUNNING, started, None, alive_at_ms)
+
+
+def user_and_host() -> str:
+    """Return who runs this process, for records and requests: ``user@host``, of limited length."""
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError):
+        user = "unknown"
+    return f"{user}@{socket.gethostname()}"[:200]

@@ -99,18 +99,7 @@ def _pairs(numbers: dict[str, int] | None) -> list[tuple[str, int]] | None:
     return None if numbers is None else list(numbers.items())
 
 
-class OfSession(Protocol):
-    """An object of a query, which knows what became of the session."""
-
-    @property
-    def id(self) -> str:
-        """The query's id."""
-
-    def _why_session_ended(self) -> str | None:
-        """Return why the session is gone, ``None`` while it is there."""
-
-
-def says_that_session_ended(kind: Kind) -> Kind:
+def _says_that_session_ended(kind: Kind) -> Kind:
     """Let the public methods and properties of a query's class raise a ``SessionEndedError``.
 
     Without a session Spark's own calls fail in many ways, some without a text: an assertion of
@@ -129,7 +118,7 @@ def says_that_session_ended(kind: Kind) -> Kind:
 
 def _saying(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(call)
-    def saying(self: OfSession, *args: Any, **kwargs: Any) -> Any:
+    def saying(self: CheckpointedQuery, *args: Any, **kwargs: Any) -> Any:
         try:
             return call(self, *args, **kwargs)
         except (CkptError, StreamingQueryException):
@@ -175,7 +164,7 @@ class Restarter(Protocol):
         """
 
 
-@says_that_session_ended
+@_says_that_session_ended
 class CheckpointedQuery(StreamingQuery):
     """A query started by :func:`pyspark_ckpt.write_stream`.
 

@@ -9,9 +9,7 @@ epoch costs nothing until it is read. A caller that reads at least every 100 epo
 
 from __future__ import annotations
 
-import getpass
 import re
-import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -45,6 +43,7 @@ from pyspark_ckpt.history.run_log import (
     SettingInForce,
     SlowKeyRecord,
     StateRecord,
+    user_and_host,
     without_slow_keys,
 )
 from pyspark_ckpt.log_fields import library_logger, log_fields
@@ -246,7 +245,7 @@ def run_started(
         at_ms=now_ms(),
         query_id=query_id,
         query_name=query_name,
-        started_by=_user_and_host(),
+        started_by=user_and_host(),
         location=location,
         library_version=versions[0],
         spark_version=versions[1],
@@ -355,14 +354,6 @@ def epoch_record(report: dict[str, Any]) -> EpochRecord:
         watermark_ms=None if watermark is None else ms_of_text(watermark),
         late_rows=sum(late) if late and None not in late else None,
     )
-
-
-def _user_and_host() -> str:
-    try:
-        user = getpass.getuser()
-    except (OSError, KeyError):
-        user = "unknown"
-    return f"{user}@{socket.gethostname()}"[:200]
 
 
 class RecentProgress(CheckpointListener):

@@ -79,7 +79,7 @@ def operators_of(df: DataFrame) -> StatefulOperators:
     return operators
 
 
-def check_behind_aggregations(df: DataFrame, output_mode: str) -> None:
+def check_after_aggregations(df: DataFrame, output_mode: str) -> None:
     """Check a query with an operator of this library after an aggregation, as Spark would.
 
     Spark's check refuses an aggregation before ``applyInPandasWithState``, and allows one before
