@@ -2,8 +2,8 @@
 
 This package knows no Spark and no checkpoints: it stores bytes under bytes, in key order, with a
 version that is written atomically with every change. Two backends implement the interface of
-:mod:`state_backends.backend`. The tests of both inherit the test suite in
-:mod:`pyspark_ckpt.testing.contracts`.
+:mod:`state_backends.backend`. The tests of both inherit the suite in
+``tests/contracts/backend_contract.py``.
 """
 
 from state_backends.backend import Changes, HalfApplied, StateBackend, in_parts

@@ -18,7 +18,7 @@ from pyspark_ckpt.operator.table.table import StateTable
 from pyspark_ckpt.storage.open import LocalStorage, Storage
 from state_backends import StateBackend, open_backend
 
-pytest.register_assert_rewrite("pyspark_ckpt.testing.contracts", "tests.faults.query_machine")
+pytest.register_assert_rewrite("tests.contracts", "tests.faults.query_machine")
 
 # A failed example is not made smaller, because that may take longer than the test's time limit,
 # which ends the worker without a word about the example. HYPOTHESIS_PROFILE=smallest does it.

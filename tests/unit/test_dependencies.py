@@ -182,6 +182,6 @@ def test_every_import_is_of_a_declared_library() -> None:
     declared = {name.replace("-", "_") for name in names}
     for module, path in MODULES.items():
         used = {imported.split(".")[0] for imported, _ in imports(path)}
-        used -= {*sys.stdlib_module_names, "pyspark_ckpt", "state_backends", "backend_contract"}
+        used -= {*sys.stdlib_module_names, "pyspark_ckpt", "state_backends"}
         missing = {name for name in used if BROUGHT_BY.get(name, name) not in declared}
         assert not missing, f"{module} imports {missing}, which setup.cfg does not declare"

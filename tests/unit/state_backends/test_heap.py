@@ -11,7 +11,6 @@ from pathlib import Path
 import lmdb
 import pytest
 
-from pyspark_ckpt.testing.contracts.backend_contract import BackendContract
 from state_backends import (
     BackendCorruptError,
     BackendFullError,
@@ -20,6 +19,7 @@ from state_backends import (
     open_backend,
 )
 from state_backends.backend import VERSION_KEY
+from tests.contracts.backend_contract import BackendContract
 
 _LEAF = 2
 """The flag of a page with entries in the file of LMDB."""

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from pyspark_ckpt.testing.contracts.backend_contract import check_content
 from state_backends import BACKEND_TYPES, open_backend
+from tests.contracts.backend_contract import check_content
 
 _KILL_AT_EVERY_STEP = """
 import os, signal, sys

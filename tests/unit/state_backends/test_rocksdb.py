@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from pyspark_ckpt.testing.contracts.backend_contract import BackendContract
 from state_backends import (
     BACKEND_TYPES,
     BackendCorruptError,
@@ -25,6 +24,7 @@ from state_backends import (
     open_backend,
 )
 from state_backends.rocksdb_format import RocksDBFormat
+from tests.contracts.backend_contract import BackendContract
 
 _HOLD = """
 import sys

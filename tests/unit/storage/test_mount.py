@@ -11,7 +11,7 @@ import pytest
 from pyspark_ckpt.errors import ConfigurationError
 from pyspark_ckpt.storage import mount
 from pyspark_ckpt.storage.open import open_storage
-from pyspark_ckpt.testing.contracts.storage_contract import StorageContract
+from tests.contracts.storage_contract import StorageContract
 from tests.servers.fuse import mounted
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pyspark_ckpt.testing.contracts.storage_contract import StorageContract
+from tests.contracts.storage_contract import StorageContract
 from tests.servers.losing_server import is_deletion, losing_azure, losing_gcs, losing_s3
 
 

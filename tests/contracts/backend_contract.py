@@ -264,7 +264,7 @@ class BackendContract:
     ) -> None:
         self.make(directory, {b"a": b"old", b"z": b"old"}, "old")
         command = [sys.executable, "-c", _KILLED, self.backend_type, str(directory), str(killed_at)]
-        assert subprocess.run(command, check=False).returncode == -signal.SIGKILL  # noqa: S603
+        assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
         entries = large_entries(b"new")
         with self.open(directory) as backend:
             half = backend.half_applied()
@@ -405,9 +405,9 @@ class BackendContract:
 
     @pytest.mark.parametrize("seed", range(5))
     def test_a_killed_process_leaves_one_whole_version(self, directory: Path, seed: int) -> None:
-        rng = random.Random(seed)  # noqa: S311
+        rng = random.Random(seed)
         command = [sys.executable, "-c", _CHILD, self.backend_type, str(directory), str(seed)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:  # noqa: S603
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
             assert child.stdout is not None
             printed = [child.stdout.readline() for _ in range(rng.randrange(1, 8))]
             with suppress(subprocess.TimeoutExpired):
@@ -440,7 +440,7 @@ def apply_until_killed(backend_type: str, directory: str, seed: str) -> None:
     with open_backend(backend_type, Path(directory), create=True) as backend:
         for version in itertools.count(1):
             backend.apply(_changes_of(int(seed), version), str(version))
-            print(version, flush=True)  # noqa: T201
+            print(version, flush=True)
 
 
 def large_entries(value: bytes) -> dict[bytes, bytes]:
@@ -481,7 +481,7 @@ def entries_at(seed: int, version: int) -> dict[bytes, bytes]:
 
 
 def _changes_of(seed: int, version: int) -> Iterator[Changes]:
-    rng = random.Random(f"{seed} {version}")  # noqa: S311
+    rng = random.Random(f"{seed} {version}")
     for _ in range(4):
         keys = [b"%04d" % rng.randrange(3000) for _ in range(500)]
         values = [rng.randbytes(200) if rng.random() < 0.8 else None for _ in keys]
