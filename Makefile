@@ -126,7 +126,7 @@ docs: $(VENV)/.dev ## Build the documentation as pages in build/site, and check 
 	$(BIN)/python -m sphinx -W --keep-going -q -b html -c docs . build/site
 	$(BIN)/python -m tools.check_site build/site
 
-metrics: $(VENV)/.dev ## Write the list of metrics into docs/metrics.md
+metrics: $(VENV)/.dev ## Write the lists of metrics and counters into docs/
 	$(BIN)/python -m tools.write_metrics
 
 setup: $(VENV)/.dev java ## Set up everything for development

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import msgspec
 
 from pyspark_ckpt.errors import CorruptFileError
+from pyspark_ckpt.formats.counters import OF_METRICS, OF_PHASES, EpochMetrics, EpochPhases
 from pyspark_ckpt.formats.layout import SHARED, InitialFile, initial_file, initial_path
 from pyspark_ckpt.formats.modes import (
     ListRedistribution,
@@ -152,65 +153,6 @@ class StateDescriptor(msgspec.Struct, frozen=True):
     sweeps: int | None = None
 
 
-class EpochMetrics(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The work of a subtask in the epoch of its handle.
-
-    `reads` is the number of state entries that the processor read; `cache_hits` of them had been
-    read ahead, or were written in the epoch. `writes` is the number of entries in the epoch's
-    segment. `expired` is the number of entries that were removed because their time to live was
-    over or their state was deleted. `rebuilds` is 1 if the local copy was rebuilt.
-    `lost_attributes` are attributes of the processor that it changed outside of state. `process_ms`
-    includes the wait for input and for Spark to take the output. `requests` is the number of
-    requests to a server's storage up to the end of the barrier. `pandas_hand_overs` is 1 if Spark's
-    worker handed the rows over in pandas frames rather than in Arrow. `backend` has the backend's
-    own figures at the end of the epoch, except zeros; it is empty unless metrics are reported.
-    `quarantined_keys` is the number of quarantined keys at the end of the epoch, `quarantined_rows`
-    the number of their rows. Fields with their default are not encoded, because most are 0 in most
-    epochs.
-    """
-
-    rows: int = 0
-    keys: int = 0
-    reads: int = 0
-    cache_hits: int = 0
-    writes: int = 0
-    timers_fired: int = 0
-    expired: int = 0
-    rebuilds: int = 0
-    open_ms: int = 0
-    process_ms: int = 0
-    barrier_ms: int = 0
-    lost_attributes: tuple[str, ...] = ()
-    requests: int = 0
-    pandas_hand_overs: int = 0
-    backend: dict[str, int] = {}
-    quarantined_keys: int = 0
-    quarantined_rows: int = 0
-
-
-class EpochPhases(msgspec.Struct, frozen=True, array_like=True):
-    """The time of a subtask in an epoch, by phase.
-
-    `began_ms` is the time from the epoch's timestamp to the begin of the task; the first comes from
-    the driver's clock, the second from the executor's. `read_ms` is the time to wait for input, to
-    group it and to read its states ahead. `user_ms` is the processor's time, with its calls of
-    states. `write_ms` is the time to make Arrow of the output, and for Spark to take the output.
-    """
-
-    epoch: int
-    began_ms: int
-    open_ms: int
-    read_ms: int
-    user_ms: int
-    write_ms: int
-    barrier_ms: int
-
-    @property
-    def total_ms(self) -> int:
-        """The time from the begin to the end of the task's work."""
-        return self.open_ms + self.read_ms + self.user_ms + self.write_ms + self.barrier_ms
-
-
 class SlowKey(msgspec.Struct, frozen=True, array_like=True):
     """A key as text, and the time that samples found it under way."""
 
@@ -302,6 +244,18 @@ class Handle(msgspec.Struct, frozen=True, kw_only=True):
         if version not in self.lineage:
             return None
         return self.segments[self.lineage.index(version) :]
+
+    def counted(self, epoch: int) -> dict[str, int]:
+        """Return what the subtask counted in an epoch, by the fields of its counters."""
+        metrics, is_called = self.metrics or EpochMetrics(), self.epoch == epoch
+        phases = next((each for each in self.phases if each.epoch == epoch), None)
+        return {
+            **{
+                field: getattr(metrics, field) if is_called or counter.lasts else 0
+                for field, counter in OF_METRICS.items()
+            },
+            **{field: 0 if phases is None else getattr(phases, field) for field in OF_PHASES},
+        }
 
     def files(self) -> list[FileReference]:
         """Return every file that this version of the state needs."""

@@ -10,7 +10,8 @@ import msgspec
 import pandas as pd
 
 from pyspark_ckpt.errors import CkptError, ConfigurationError, UnsafePathError
-from pyspark_ckpt.formats.handle import EpochMetrics, Handle
+from pyspark_ckpt.formats.counters import COUNTERS
+from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.formats.modes import EntryKind
 from pyspark_ckpt.history.log import HistoryEntry, HistoryLog, checkpoint_entries, sizes_of_subtask
@@ -38,7 +39,7 @@ _NUMBERS = (
 _NOTES_READ = 120
 """Notes of a run that say how many keys were quarantined: of the last hour, one request each."""
 
-_OF_EPOCH = ("keys", "writes", "open_ms", "process_ms", "barrier_ms", "rebuilds")
+_OF_EPOCH = tuple(field for field, counter in COUNTERS.items() if counter.in_history)
 
 SUBTASK_COLUMNS = (
     "checkpoint_id", "epoch", "uid", "subtask", "subtask_epoch", "size_bytes", "new_bytes",
@@ -225,8 +226,8 @@ def subtask_history(path: str) -> pd.DataFrame:
     pandas.DataFrame
         Oldest first. Columns: checkpoint_id, epoch, uid, subtask; subtask_epoch, the last epoch in
         which the subtask was called; size_bytes, new_bytes (not in the retained checkpoint before
-        it), files, base_bytes and segments of its state; for that last epoch keys, writes, rebuilds
-        and the milliseconds to open the state, to process rows and to make the epoch durable.
+        it), files, base_bytes and segments of its state; and counters of that last epoch, such as
+        keys, writes and open_ms, which docs/processors.md lists.
 
     Raises
     ------
@@ -260,7 +261,7 @@ def subtask_history(path: str) -> pd.DataFrame:
 
 def _row(metadata: CheckpointMetadata, handle: Handle, before: Handle | None) -> dict[str, Any]:
     sizes = sizes_of_subtask(handle, before)
-    metrics = handle.metrics or EpochMetrics()
+    counted = handle.counted(handle.epoch)
     return {
         "checkpoint_id": metadata.checkpoint_id,
         "epoch": metadata.epoch,
@@ -272,7 +273,7 @@ def _row(metadata: CheckpointMetadata, handle: Handle, before: Handle | None) ->
         "files": sizes.files,
         "base_bytes": 0 if handle.base is None else handle.base.size_bytes,
         "segments": len(handle.segments),
-        **{name: getattr(metrics, name) for name in _OF_EPOCH},
+        **{field: counted[field] for field in _OF_EPOCH},
     }
 
 

@@ -7,22 +7,8 @@ from typing import Any
 
 import msgspec
 
-from pyspark_ckpt.formats.handle import EpochMetrics, EpochPhases, Handle, StateCounts
-
-_COUNTS = {
-    "numInputRows": "rows",
-    "numKeysTouched": "keys",
-    "numStateReads": "reads",
-    "numCacheHits": "cache_hits",
-    "numStateWrites": "writes",
-    "numTimersFired": "timers_fired",
-    "numExpired": "expired",
-    "numRebuilds": "rebuilds",
-}
-_TIMES = {"openTimeMs": "open_ms", "processTimeMs": "process_ms", "barrierTimeMs": "barrier_ms"}
-
-
-_PHASES = {"readTimeMs": "read_ms", "userTimeMs": "user_ms", "writeTimeMs": "write_ms"}
+from pyspark_ckpt.formats.counters import COUNTERS, EpochPhases
+from pyspark_ckpt.formats.handle import Handle, StateCounts
 
 
 def operator_progress(
@@ -30,41 +16,24 @@ def operator_progress(
 ) -> dict[str, Any]:
     """Return the progress of an operator in an epoch.
 
-    Counts are sums over the subtasks. Times are the times of the slowest subtask. A subtask that
-    Spark did not call in the epoch adds nothing.
+    A subtask that Spark did not call in the epoch adds only to the counters that last.
     """
-    metrics = [handle.metrics or EpochMetrics() for handle in handles if handle.epoch == epoch]
-    phases = [each for handle in handles for each in handle.phases if each.epoch == epoch]
+    counted = [handle.counted(epoch) for handle in handles]
     return {
         "operatorName": uid,
         "epoch": epoch,
         "backend": backend_type,
-        "numSubtasks": len(metrics),
-        **{name: sum(getattr(each, field) for each in metrics) for name, field in _COUNTS.items()},
+        "numSubtasks": sum(handle.epoch == epoch for handle in handles),
         **{
-            name: max((getattr(each, field) for each in metrics), default=0)
-            for name, field in _TIMES.items()
+            counter.progress: counter.over.of(each[field] for each in counted)
+            for field, counter in COUNTERS.items()
         },
-        **{
-            name: max((getattr(each, field) for each in phases), default=0)
-            for name, field in _PHASES.items()
-        },
-        "numRequests": sum(each.requests for each in metrics),
-        "numQuarantinedKeys": _sum_over_subtasks(handles, "quarantined_keys"),
-        "numQuarantinedRows": _sum_over_subtasks(handles, "quarantined_rows"),
-        "numPandasHandOvers": sum(each.pandas_hand_overs for each in metrics),
         **_extrapolated_sizes([handle.counts for handle in handles]),
         "subtasks": [
             {"subtask": handle.subtask, "epoch": handle.epoch, **_state_size(handle)}
             for handle in handles
         ],
     }
-
-
-def _sum_over_subtasks(handles: Sequence[Handle], field: str) -> int:
-    """Return the sum over all subtasks, also those that Spark did not call in the epoch."""
-    metrics = [handle.metrics for handle in handles if handle.metrics is not None]
-    return sum(getattr(each, field) for each in metrics)
 
 
 def slowest_phases(handles: Sequence[Handle]) -> list[EpochPhases]:

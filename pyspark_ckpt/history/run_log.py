@@ -25,6 +25,7 @@ from enum import Enum
 import msgspec
 
 from pyspark_ckpt.errors import CkptError
+from pyspark_ckpt.formats.counters import EpochCounters
 from pyspark_ckpt.formats.layout import HISTORY
 from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.storage.base import all_of
@@ -185,27 +186,14 @@ class SlowKeyRecord(msgspec.Struct, frozen=True, kw_only=True):
     share: float
 
 
-class OperatorRecord(msgspec.Struct, frozen=True, kw_only=True):
+class OperatorRecord(EpochCounters, frozen=True, kw_only=True, omit_defaults=False):
     """What an operator did in the epoch of a checkpoint.
 
-    Counts are sums over the subtasks, times are the times of the slowest subtask. `states` and
-    `timers` are ``None`` until every subtask has counted its state. `slow_keys` are in the newest
-    record of a note only.
+    The counters are of all subtasks together. `states` and `timers` are ``None`` until every
+    subtask has counted its state. `slow_keys` are in the newest record of a note only.
     """
 
     uid: str
-    rows: int = 0
-    keys: int = 0
-    reads: int = 0
-    writes: int = 0
-    expired: int = 0
-    timers_fired: int = 0
-    rebuilds: int = 0
-    quarantined_keys: int = 0
-    quarantined_rows: int = 0
-    open_ms: int = 0
-    process_ms: int = 0
-    barrier_ms: int = 0
     timers: int | None = None
     states: tuple[StateRecord, ...] | None = None
     is_estimated: bool = False

@@ -1,6 +1,7 @@
 """All metrics of a query: the one list, from which the reporters and the reference page are made.
 
-To add a metric, add it to :data:`METRICS` and give it values in :mod:`pyspark_ckpt.metrics.values`.
+Counters of subtasks are declared in :mod:`pyspark_ckpt.formats.counters`. To add another metric,
+add it to :data:`METRICS` and give it values in :mod:`pyspark_ckpt.metrics.values`.
 """
 
 from __future__ import annotations
@@ -8,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+
+from pyspark_ckpt.formats.counters import COUNTERS, Unit
 
 PREFIX = "pyspark_ckpt"
 QUERY_LABELS = ("query", "query_id")
@@ -25,19 +28,6 @@ class Kind(Enum):
 
     GAUGE = "gauge"
     """It may grow and shrink."""
-
-
-class Unit(Enum):
-    """The unit of a metric; the value is what Prometheus appends to the name."""
-
-    NONE = ""
-    BYTES = "bytes"
-    SECONDS = "seconds"
-
-    @property
-    def code(self) -> str:
-        """The unit as OpenTelemetry writes it."""
-        return {"bytes": "By", "seconds": "s"}.get(self.value, "1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,50 +167,10 @@ _CHECKPOINTS = (
 )
 
 _OPERATORS = (
-    _gauge("operator_input_rows", "Rows", _OPERATOR, flink="numRecordsIn"),
-    _gauge("operator_keys", "Keys that had rows or timers", _OPERATOR),
-    _gauge("operator_state_reads", "State entries that the processor read", _OPERATOR),
-    _gauge(
-        "operator_cache_hits", "State entries that were read ahead or written before", _OPERATOR
-    ),
-    _gauge("operator_state_writes", "State entries that were written", _OPERATOR),
-    _gauge("operator_timers_fired", "Timers that fired", _OPERATOR),
-    _gauge("operator_expired_entries", "Entries whose time to live was over", _OPERATOR),
-    _gauge("operator_rebuilds", "Local copies that were rebuilt from stored files", _OPERATOR),
-    _gauge("operator_quarantined_keys", "Keys whose processor raised, until released", _OPERATOR),
-    _gauge("operator_quarantined_rows", "Rows that are kept of quarantined keys", _OPERATOR),
-    _gauge("operator_requests", "Requests of the tasks to the storage; 0 on a disk", _OPERATOR),
-    _gauge("operator_open_duration", "Time to open the state", _OPERATOR, Unit.SECONDS),
-    _gauge(
-        "operator_process_duration",
-        "Time to process rows, with the wait for input and for Spark to take the output",
-        _OPERATOR,
-        Unit.SECONDS,
-    ),
-    _gauge(
-        "operator_read_duration",
-        "Part of the time to process rows: wait for input, group it, read its states ahead",
-        _OPERATOR,
-        Unit.SECONDS,
-    ),
-    _gauge(
-        "operator_user_duration",
-        "Part of the time to process rows: the processor, with its calls of states",
-        _OPERATOR,
-        Unit.SECONDS,
-    ),
-    _gauge(
-        "operator_write_duration",
-        "Part of the time to process rows: wait for Spark to take the output",
-        _OPERATOR,
-        Unit.SECONDS,
-    ),
-    _gauge(
-        "operator_barrier_duration",
-        "Time to make the epoch durable; Spark's epochs need no alignment",
-        _OPERATOR,
-        Unit.SECONDS,
-        "checkpointAlignmentTime",
+    *(
+        _gauge(each.metric, each.help, _OPERATOR, each.unit, each.flink)
+        for each in COUNTERS.values()
+        if each.metric
     ),
     _gauge("operator_stored", "Stored state: base snapshot and changelog", _OPERATOR, Unit.BYTES),
     _gauge("operator_changelog", "Stored changelog", _OPERATOR, Unit.BYTES),

@@ -19,7 +19,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark_ckpt.abort_reason import AbortReason
 from pyspark_ckpt.checkpoint.query_files import QueryFiles
 from pyspark_ckpt.clock import ms_of_text, now_ms
-from pyspark_ckpt.formats.handle import EpochMetrics, EpochPhases, Handle, StateCounts
+from pyspark_ckpt.formats.counters import COUNTERS
+from pyspark_ckpt.formats.handle import Handle, StateCounts
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.formats.modes import TimeMode
 from pyspark_ckpt.history.listener import CheckpointListener
@@ -30,33 +31,6 @@ from pyspark_ckpt.metrics.declared import METRICS, ROCKSDB_PROPERTIES, rocksdb_m
 from pyspark_ckpt.version import __version__
 
 logger = library_logger(__name__)
-
-_OF_THE_EPOCH: Mapping[str, Callable[[EpochMetrics], float]] = {
-    "operator_input_rows": lambda each: each.rows,
-    "operator_keys": lambda each: each.keys,
-    "operator_state_reads": lambda each: each.reads,
-    "operator_cache_hits": lambda each: each.cache_hits,
-    "operator_state_writes": lambda each: each.writes,
-    "operator_timers_fired": lambda each: each.timers_fired,
-    "operator_expired_entries": lambda each: each.expired,
-    "operator_rebuilds": lambda each: each.rebuilds,
-    "operator_requests": lambda each: each.requests,
-    "operator_open_duration": lambda each: each.open_ms / 1000,
-    "operator_process_duration": lambda each: each.process_ms / 1000,
-    "operator_barrier_duration": lambda each: each.barrier_ms / 1000,
-}
-
-_PHASES: Mapping[str, Callable[[EpochPhases], float]] = {
-    "operator_read_duration": lambda each: each.read_ms / 1000,
-    "operator_user_duration": lambda each: each.user_ms / 1000,
-    "operator_write_duration": lambda each: each.write_ms / 1000,
-}
-
-_QUARANTINED: Mapping[str, Callable[[EpochMetrics], float]] = {
-    "operator_quarantined_keys": lambda each: each.quarantined_keys,
-    "operator_quarantined_rows": lambda each: each.quarantined_rows,
-}
-"""What stays from the last epoch in which Spark called a subtask."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,17 +232,10 @@ def _of_subtasks(
     metadata: CheckpointMetadata, uid: str, handles: Sequence[Handle], idle: int
 ) -> Iterator[Point]:
     over = partial(_over_subtasks, idle=idle, operator=uid)
-    done = [
-        (handle.metrics or EpochMetrics()) if handle.epoch == metadata.epoch else EpochMetrics()
-        for handle in handles
-    ]
-    for name, value in _OF_THE_EPOCH.items():
-        yield from over(name, list(map(value, done)))
-    for name, quarantined in _QUARANTINED.items():
-        yield from over(name, [0 if h.metrics is None else quarantined(h.metrics) for h in handles])
-    phases = [_phases_in(metadata.epoch, handle) for handle in handles]
-    for name, seconds in _PHASES.items():
-        yield from over(name, [0 if each is None else seconds(each) for each in phases])
+    counted = [handle.counted(metadata.epoch) for handle in handles]
+    for name, counter in COUNTERS.items():
+        if counter.metric:
+            yield from over(counter.metric, [counter.reported(each[name]) for each in counted])
     changelogs = [sum(each.size_bytes for each in handle.segments) for handle in handles]
     bases = [0 if handle.base is None else handle.base.size_bytes for handle in handles]
     stored = [base + changelog for base, changelog in zip(bases, changelogs, strict=True)]
@@ -277,12 +244,6 @@ def _of_subtasks(
     yield from over("operator_changelog_segments", [len(handle.segments) for handle in handles])
     yield from over("operator_timer_overdue", [_overdue_s(handle, metadata) for handle in handles])
     yield from _counted(uid, handles, idle)
-
-
-def _phases_in(epoch: int, handle: Handle) -> EpochPhases | None:
-    """Return the phases of a subtask in an epoch, ``None`` if Spark did not call it then."""
-    last = handle.phases[-1] if handle.phases else None
-    return last if last is not None and last.epoch == epoch else None
 
 
 def _over_subtasks(

@@ -25,6 +25,7 @@ from pyspark_ckpt.checkpoint.handles import committed_handles, handles_written_i
 from pyspark_ckpt.checkpoint.query_files import QueryFiles
 from pyspark_ckpt.clock import ms_of_text, now_ms
 from pyspark_ckpt.errors import CkptError
+from pyspark_ckpt.formats.counters import OF_METRICS
 from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.history.listener import CheckpointListener
@@ -295,18 +296,6 @@ def operator_record(uid: str, epoch: int, handles: Sequence[Handle]) -> Operator
     states = progress["states"]
     return OperatorRecord(
         uid=uid,
-        rows=progress["numInputRows"],
-        keys=progress["numKeysTouched"],
-        reads=progress["numStateReads"],
-        writes=progress["numStateWrites"],
-        expired=progress["numExpired"],
-        timers_fired=progress["numTimersFired"],
-        rebuilds=progress["numRebuilds"],
-        quarantined_keys=progress["numQuarantinedKeys"],
-        quarantined_rows=progress["numQuarantinedRows"],
-        open_ms=progress["openTimeMs"],
-        process_ms=progress["processTimeMs"],
-        barrier_ms=progress["barrierTimeMs"],
         timers=progress["numTimers"],
         states=None
         if states is None
@@ -321,6 +310,7 @@ def operator_record(uid: str, epoch: int, handles: Sequence[Handle]) -> Operator
         ),
         is_estimated=progress["isEstimated"],
         slow_keys=slow_keys(handles),
+        **{field: progress[counter.progress] for field, counter in OF_METRICS.items()},
     )
 
 

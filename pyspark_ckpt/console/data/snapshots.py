@@ -14,7 +14,8 @@ from pyspark_ckpt.clock import now_ms
 from pyspark_ckpt.console.data.checkpoints import retained_checkpoints
 from pyspark_ckpt.console.data.places import QueryPlace
 from pyspark_ckpt.errors import CkptError
-from pyspark_ckpt.formats.handle import EpochMetrics, Handle, StateDescriptor
+from pyspark_ckpt.formats.counters import COUNTERS
+from pyspark_ckpt.formats.handle import Handle, StateDescriptor
 from pyspark_ckpt.formats.layout import SHARED, TASK_OWNED, state_file
 from pyspark_ckpt.formats.metadata import CheckpointMetadata, OperatorMetadata
 from pyspark_ckpt.history.log import sizes_of_subtask
@@ -28,26 +29,21 @@ FILES_SHOWN = 50
 OTHERS_READ = 20
 """Other checkpoints that a page reads to say who else needs a file."""
 
-COLUMNS = (
-    "size", "new", "files", "segments", "rows", "keys", "writes", "open ms", "process ms",
-    "barrier ms",
-)  # fmt: skip
+_COUNTED = {field: counter for field, counter in COUNTERS.items() if counter.in_console}
+_HEADS = {field: field.replace("_", " ") for field in _COUNTED}
+
+COLUMNS = ("size", "new", "files", "segments", *_HEADS.values())
 
 COLUMN_MEANINGS = {
     "size": "bytes in the files of the subtask's handle: the list of files that hold its state",
     "new": "bytes in files that the checkpoint before did not have",
     "files": "files of the handle",
     "segments": "files of changes since the last base snapshot; a restore applies them in order",
-    "rows": "input rows of its last epoch",
-    "keys": "keys with rows or timers in its last epoch",
-    "writes": "changes of state in its last epoch",
-    "open ms": "time to open its local copy of the state, or to rebuild it",
-    "process ms": "time from its first row to its last output, with the processor's code",
-    "barrier ms": "time to make its changes durable, so that a checkpoint can refer to them",
+    **{_HEADS[field]: f"in its last epoch: {each.help}" for field, each in _COUNTED.items()},
 }
 """What the numbers of a subtask mean."""
 
-_PROCESS = COLUMNS.index("process ms")
+_PROCESS = COLUMNS.index(_HEADS["process_ms"])
 
 SKEWED = 1.5
 """From this skew on, subtasks count as skewed: few keys already spread them by less."""
@@ -294,7 +290,7 @@ def _state(state: StateDescriptor) -> StateRow:
 
 def _row(handle: Handle, before: Handle | None, *, has_before: bool) -> SubtaskRow:
     sizes = sizes_of_subtask(handle, before)
-    metrics = handle.metrics or EpochMetrics()
+    counted = handle.counted(handle.epoch)
     return SubtaskRow(
         subtask=handle.subtask,
         epoch=handle.epoch,
@@ -303,12 +299,7 @@ def _row(handle: Handle, before: Handle | None, *, has_before: bool) -> SubtaskR
             sizes.new_bytes if has_before else None,
             sizes.files,
             len(handle.segments),
-            metrics.rows,
-            metrics.keys,
-            metrics.writes,
-            metrics.open_ms,
-            metrics.process_ms,
-            metrics.barrier_ms,
+            *(counted[field] for field in _COUNTED),
         ),
     )
 

@@ -9,13 +9,8 @@ from itertools import chain
 import msgspec
 
 from pyspark_ckpt.formats.change_file import EntryCount, encode_changes
-from pyspark_ckpt.formats.handle import (
-    QUARANTINED_TIMERS_MS,
-    EpochMetrics,
-    Handle,
-    Segment,
-    new_version,
-)
+from pyspark_ckpt.formats.counters import EpochMetrics
+from pyspark_ckpt.formats.handle import QUARANTINED_TIMERS_MS, Handle, Segment, new_version
 from pyspark_ckpt.formats.layout import segment_path
 from pyspark_ckpt.operator.run.state_counting import StateCounting, is_due
 from pyspark_ckpt.operator.state.handle import ProcessorHandle

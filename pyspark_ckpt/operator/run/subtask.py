@@ -31,9 +31,8 @@ from pyspark_ckpt.errors import (
     InputRowsError,
     PlanError,
 )
+from pyspark_ckpt.formats.counters import EpochMetrics, EpochPhases
 from pyspark_ckpt.formats.handle import (
-    EpochMetrics,
-    EpochPhases,
     Handle,
     decode_handle,
     encode_handle,

@@ -7,7 +7,8 @@ import logging
 import pytest
 
 from pyspark_ckpt.checkpoint.contents import PATIENCE_EPOCHS, RebuildNotice
-from pyspark_ckpt.formats.handle import EpochMetrics, Handle
+from pyspark_ckpt.formats.counters import EpochMetrics
+from pyspark_ckpt.formats.handle import Handle
 from tests.query.harness import INLINE, INTERVAL, Job, drop_local_copies
 from tests.query.model import events_of, expected
 

@@ -18,7 +18,7 @@ from pyspark_ckpt.console.data.slow_epochs import (
     ways_back,
 )
 from pyspark_ckpt.console.data.timeline import CheckpointRow, timeline_of
-from pyspark_ckpt.formats.handle import EpochMetrics
+from pyspark_ckpt.formats.counters import EpochMetrics
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.formats.modes import CheckpointKind
 from pyspark_ckpt.history.run_log import (

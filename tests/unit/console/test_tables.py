@@ -16,7 +16,8 @@ from pyspark_ckpt.console.data.states import (
     _heaviest,
     grown_keys,
 )
-from pyspark_ckpt.formats.handle import EpochMetrics, StateDescriptor
+from pyspark_ckpt.formats.counters import EpochMetrics
+from pyspark_ckpt.formats.handle import StateDescriptor
 from tests.unit.console.made_operator import operator
 
 

@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pyspark_ckpt.errors import CorruptFileError
+from pyspark_ckpt.formats.counters import EpochPhases
 from pyspark_ckpt.formats.handle import (
     EMPTY_VERSION,
     HANDLE_FORMAT_VERSION,
     KEPT_PHASES,
     BaseFile,
     BaseSnapshot,
-    EpochPhases,
     Handle,
     Segment,
     StateDescriptor,

@@ -16,11 +16,10 @@ import msgspec
 import pytest
 
 from pyspark_ckpt.errors import CheckpointError, CheckpointNotFoundError, CorruptFileError
+from pyspark_ckpt.formats.counters import EpochMetrics, EpochPhases
 from pyspark_ckpt.formats.handle import (
     BaseFile,
     BaseSnapshot,
-    EpochMetrics,
-    EpochPhases,
     Handle,
     PendingSnapshot,
     Predecessor,

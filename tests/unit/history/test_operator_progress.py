@@ -4,14 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from pyspark_ckpt.formats.handle import (
-    EpochMetrics,
-    EpochPhases,
-    Handle,
-    Segment,
-    StateCount,
-    StateCounts,
-)
+from pyspark_ckpt.formats.counters import EpochMetrics, EpochPhases
+from pyspark_ckpt.formats.handle import Handle, Segment, StateCount, StateCounts
 from pyspark_ckpt.history.operator_progress import operator_progress, slowest_phases
 
 

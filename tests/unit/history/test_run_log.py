@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from pyspark_ckpt.clock import ms_of_text
-from pyspark_ckpt.formats.handle import EpochPhases
+from pyspark_ckpt.formats.counters import EpochPhases
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.history import run_log
 from pyspark_ckpt.history.records import CompletedCheckpoint

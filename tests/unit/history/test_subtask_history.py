@@ -7,7 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from pyspark_ckpt.formats.handle import EpochMetrics, Handle, Segment
+from pyspark_ckpt.formats.counters import EpochMetrics
+from pyspark_ckpt.formats.handle import Handle, Segment
 from pyspark_ckpt.formats.layout import HISTORY
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.history import places

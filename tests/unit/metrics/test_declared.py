@@ -16,9 +16,9 @@ from state_backends.rocksdb import FIGURES
 from tools import write_metrics
 
 
-def test_the_page_is_made_from_the_list() -> None:
-    page = write_metrics.PAGE.read_text(encoding="utf-8")
-    assert page == write_metrics.page(page), "run: make metrics"
+@pytest.mark.parametrize("page", write_metrics.PAGES, ids=lambda path: path.stem)
+def test_a_page_is_made_from_its_list(page: Path) -> None:
+    assert page.read_text(encoding="utf-8") == write_metrics.page(page), "run: make metrics"
 
 
 def test_names_and_labels_are_ones_of_prometheus() -> None:

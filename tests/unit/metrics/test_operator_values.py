@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from pyspark_ckpt.formats.handle import EpochMetrics, Handle, Segment, StateCount, StateCounts
+from pyspark_ckpt.formats.counters import EpochMetrics
+from pyspark_ckpt.formats.handle import Handle, Segment, StateCount, StateCounts
 from pyspark_ckpt.formats.metadata import CheckpointMetadata, OperatorMetadata
 from pyspark_ckpt.formats.modes import CheckpointKind
 from pyspark_ckpt.metrics.values import operator_values

@@ -45,7 +45,7 @@ def test_a_run_says_when_it_began() -> None:
 
 
 def test_the_alerts_name_metrics_that_there_are() -> None:
-    page = write_metrics.PAGE.read_text(encoding="utf-8")
+    page = (write_metrics.DOCS / "metrics.md").read_text(encoding="utf-8")
     alerts = page.partition("## Alerts")[2].partition("## Logs")[0]
     named = {*re.findall(r"pyspark_ckpt_[a-z_]+", alerts)}
     assert "pyspark_ckpt_started_timestamp_seconds" in named
