@@ -7,7 +7,8 @@ Spark ships a fresh copy of the processor to each epoch. What is compared are th
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 MAX_ITEMS = 1_000
@@ -23,16 +24,31 @@ _CONTAINERS = (list, dict, set, deque, bytearray)
 class LostAttributes:
     """Finds the attributes that an epoch changed and that the next epoch does not have.
 
-    Made before ``init`` of the epoch's copy of the processor.
+    Made before ``init`` of the epoch's copy of the processor. `lost` has what was changed, once the
+    epoch ends.
 
     A processor with ``snapshotState`` keeps its attributes itself.
     """
+
+    lost: tuple[str, ...] = ()
 
     def __init__(self, processor: Any) -> None:
         self._processor = processor
         is_kept = hasattr(processor, "snapshotState") or not hasattr(processor, "__dict__")
         self._before_init: dict[str, Any] | None = None if is_kept else dict(vars(processor))
         self._after_init: dict[str, Any] = {}
+
+    @contextmanager
+    def during_init(self) -> Iterator[None]:
+        """Remember at the end of the context what ``init`` has left."""
+        yield
+        self.end_of_init()
+
+    @contextmanager
+    def during_end(self) -> Iterator[None]:
+        """Compare at the begin of the context, before ``close`` changes attributes."""
+        self.lost = self.names()
+        yield
 
     def end_of_init(self) -> None:
         """Remember the attributes that ``init`` leaves as they were; it sets the others anew."""

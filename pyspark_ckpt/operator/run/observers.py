@@ -1,4 +1,4 @@
-"""What is measured of an epoch while it runs: time by phase, the slowest keys.
+"""What watches an epoch from outside: contexts of its steps, time by phase, the slowest keys.
 
 The cost does not grow with the keys: nothing is done per key, and a look takes some microseconds.
 """
@@ -9,13 +9,17 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from enum import IntEnum
+from functools import wraps
+from inspect import isgeneratorfunction
 from time import perf_counter_ns
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from pyspark_ckpt.formats.handle import SlowKey, SlowKeys
 from pyspark_ckpt.operator.task_failure import shown
+
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 PERIOD_S = 0.05
 """How often a look is taken at the key under way."""
@@ -28,6 +32,27 @@ _KEPT_SHARE = 31 / 32
 """Each epoch, so much of the time before still counts: the last 32 epochs matter most."""
 
 
+def observed_by(
+    watch: Callable[[Any], AbstractContextManager[object]],
+) -> Callable[[Method], Method]:
+    """Return a decorator: a method runs inside a context of its object, also while it yields."""
+
+    def decorated(method: Callable[..., Any]) -> Any:
+        @wraps(method)
+        def yielding(self: Any, *args: Any, **kwargs: Any) -> Iterator[Any]:
+            with watch(self):
+                yield from method(self, *args, **kwargs)
+
+        @wraps(method)
+        def returning(self: Any, *args: Any, **kwargs: Any) -> Any:
+            with watch(self):
+                return method(self, *args, **kwargs)
+
+        return yielding if isgeneratorfunction(method) else returning
+
+    return cast("Callable[[Method], Method]", decorated)
+
+
 class Phase(IntEnum):
     """What a subtask does between the opening of its state and the barrier."""
 
@@ -37,18 +62,24 @@ class Phase(IntEnum):
 
 
 class Laps:
-    """A stop watch: the time of a phase ends when another phase begins.
-
-    It begins with :attr:`Phase.READ`, when it is made.
-    """
+    """A stop watch: all time is of a phase, of :attr:`Phase.READ` outside of :meth:`phase`."""
 
     def __init__(self) -> None:
         self._phase = Phase.READ
         self._took_ns = [0] * len(Phase)
         self._began_ns = perf_counter_ns()
 
-    def begin(self, phase: Phase) -> None:
-        """End the phase under way, and begin `phase`."""
+    @contextmanager
+    def phase(self, phase: Phase) -> Iterator[None]:
+        """Count the time of the context to a phase, and then go on with the phase before it."""
+        before = self._phase
+        self._begin(phase)
+        try:
+            yield
+        finally:
+            self._begin(before)
+
+    def _begin(self, phase: Phase) -> None:
         now_ns = perf_counter_ns()
         self._took_ns[self._phase] += now_ns - self._began_ns
         self._phase, self._began_ns = phase, now_ns
@@ -56,6 +87,11 @@ class Laps:
     def milliseconds(self, phase: Phase) -> int:
         """Return the time of a phase, without the time since a phase began last."""
         return round(self._took_ns[phase] / 1_000_000)
+
+
+def in_phase(phase: Phase) -> Callable[[Method], Method]:
+    """Return a decorator: the time of a method is of a phase of its object's `laps`."""
+    return observed_by(lambda it: it.laps.phase(phase))
 
 
 class KeyTimes:

@@ -44,7 +44,7 @@ from pyspark_ckpt.operator.rows.sides import EpochInput
 from pyspark_ckpt.operator.rows.unheld import divided
 from pyspark_ckpt.operator.run.garbage import rows_are_made, rows_are_used
 from pyspark_ckpt.operator.run.lost_attributes import LostAttributes
-from pyspark_ckpt.operator.run.observers import Laps, Phase
+from pyspark_ckpt.operator.run.observers import Laps, Phase, in_phase, observed_by
 from pyspark_ckpt.operator.run.user_sources import NO_SOURCES, UserSources
 from pyspark_ckpt.operator.state.handle import ProcessorHandle
 from pyspark_ckpt.operator.state.operator_states import RawState
@@ -61,8 +61,12 @@ _READING = "reading the input"
 TIMERS_AT_ONCE = 100_000
 """Due timers that are read together; bounds the memory they take."""
 
-DecodeKey = Callable[[bytes], tuple[Any, ...]]
 Key = tuple[Any, ...]
+DecodeKey = Callable[[bytes], Key]
+
+_in_user_code = in_phase(Phase.USER)
+_making_rows = observed_by(lambda _: rows_are_made())
+_using_rows = observed_by(lambda _: rows_are_used())
 
 
 class EpochProcessing:
@@ -101,7 +105,7 @@ class EpochProcessing:
         self._decode_key = decode_key
         self._where = where
         self._step = "init"
-        self._key: tuple[Any, ...] | None = None
+        self._key: Key | None = None
         self.part_under_way: Part | None = None
         self.timers_under_way: Sequence[StoredKey] = ()
         self._timer_tables = timer_tables_of(mode, processor)
@@ -112,11 +116,16 @@ class EpochProcessing:
         self.timers_fired = 0
         self.laps = Laps()
         self.output = EpochOutput(mode.new_output(), self.laps, self._of_call)
-        self.lost_attributes: tuple[str, ...] = ()
+        self._attributes = LostAttributes(processor)
 
-    def key_under_way(self) -> tuple[Any, ...] | None:
+    def key_under_way(self) -> Key | None:
         """Return the key that the processor works on now, ``None`` if it has no single key."""
         return self._key
+
+    @property
+    def lost_attributes(self) -> tuple[str, ...]:
+        """The attributes that the processor has changed outside of state, once the epoch ends."""
+        return self._attributes.lost
 
     def run(self, read: Callable[[], EpochInput], epoch: int) -> Iterator[pa.RecordBatch]:
         """Process an epoch; yield its output in batches.
@@ -125,7 +134,6 @@ class EpochProcessing:
         """
         with self._named_errors():
             self._begin()
-            self.laps.begin(Phase.READ)
             rows = read()
             if rows.initial:
                 self._handle_initial_state(rows.initial)
@@ -137,7 +145,6 @@ class EpochProcessing:
                 yield from self._process_part(batches)
             yield from self._fire_timers()
             self._end(epoch)
-            self.laps.begin(Phase.READ)
 
     def run_initial_state(self, parts: Iterable[SentRows]) -> None:
         """Give the processor an initial state and nothing else."""
@@ -147,9 +154,9 @@ class EpochProcessing:
                 self._handle_initial_state(batches)
             self._end(epoch=0)
 
+    @_in_user_code
+    @observed_by(lambda self: self._attributes.during_init())
     def _begin(self) -> None:
-        attributes = LostAttributes(self._processor)
-        self.laps.begin(Phase.USER)
         self._processor.init(self.states)  # type: ignore[arg-type]  # same methods, no subclass
         self.states.end_of_init()
         self._step = "restoreState"
@@ -165,57 +172,57 @@ class EpochProcessing:
                 opened.on_error = self.on_quarantining
             else:
                 opened.end()
-        attributes.end_of_init()
-        self._attributes = attributes
         self._step = _READING
 
     def _handle_initial_state(self, batches: SentRows) -> None:
+        self._give_states(*self._initial_part(batches))
+
+    @_making_rows
+    def _initial_part(self, batches: SentRows) -> tuple[Part, Sequence[Key]]:
         assert self._initial_mode is not None  # there are rows of an initial state
         self._step = _READING
-        with rows_are_made():
-            part = self._initial_mode.part(batches)
-            self._table.begin_part(part.stored)
-            keys = part.keys
-        with rows_are_used():
-            self.laps.begin(Phase.USER)
-            self._step = "handleInitialState"
-            for position, key in enumerate(keys):
-                self._key = key
-                self._table.enter(position)
-                for state in part.initial_states(position):
-                    self._processor.handleInitialState(key, state, self._timer_values)
-        self._leave_key(_READING)
-        self.laps.begin(Phase.READ)
+        part = self._initial_mode.part(batches)
+        self._table.begin_part(part.stored)
+        return part, part.keys
 
+    @_in_user_code
+    @_using_rows
+    def _give_states(self, part: Part, keys: Sequence[Key]) -> None:
+        self._step = "handleInitialState"
+        for position, key in enumerate(keys):
+            self._key = key
+            self._table.enter(position)
+            for state in part.initial_states(position):
+                self._processor.handleInitialState(key, state, self._timer_values)
+        self._leave_key(_READING)
+
+    @_in_user_code
     def _handle_broadcast_rows(self, rows: Iterator[Any]) -> Iterator[pa.RecordBatch]:
         self._step = "handleBroadcastRows"
         handler: Any = self._processor
-        self.laps.begin(Phase.USER)
-        self.output.begin(self._step)
-        yield from self.output.of_call(handler.handleBroadcastRows(rows, self._timer_values))
-        yield from self.output.written()
-        self.laps.begin(Phase.READ)
+        call = _once(handler.handleBroadcastRows, rows, self._timer_values)
+        yield from self.output.of_calls(self._step, call)
 
     def _process_part(self, batches: SentRows) -> Iterator[pa.RecordBatch]:
+        part = self._made(batches)
+        if part is None:
+            return
+        self.part_under_way = part
+        at_once = self._mode.calls_once_per_part
+        yield from self._process_at_once(part) if at_once else self._process_by_key(part)
+        self.part_under_way = None
+
+    @_making_rows
+    def _made(self, batches: SentRows) -> Part | None:
+        """Return a part of the rows, which the table goes on with; ``None`` if no key is left."""
         self._step = _READING
-        with rows_are_made():
-            self.rows += sum(map(len, batches))
-            made = self._part_of(batches)
-            if made is None:
-                return
-            part = made
+        self.rows += sum(map(len, batches))
+        part = self._part_of(batches)
+        if part is not None:
             self.keys += len(part.stored)
             batches.clear()  # the part has them now
-            self.part_under_way = part
             self._table.begin_part(part.stored)
-        with rows_are_used():
-            self.laps.begin(Phase.USER)
-            if self._mode.calls_once_per_part:
-                yield from self._process_batch(part)
-            else:
-                yield from self._process_keys(part)
-        self.part_under_way = None
-        self.laps.begin(Phase.READ)
+        return part
 
     def _part_of(self, batches: SentRows) -> Part | None:
         """Return a part of an epoch's rows; a quarantine takes keys that cannot be shown.
@@ -238,62 +245,58 @@ class EpochProcessing:
         self.keys += len(unheld)
         return self._mode.part(rest) if rest else None
 
-    def _process_batch(self, part: Part) -> Iterator[pa.RecordBatch]:
+    @_in_user_code
+    @_using_rows
+    def _process_at_once(self, part: Part) -> Iterator[pa.RecordBatch]:
         self._step = self._mode.method
         current = self._table.current
         if self.states.ages_in_event_time:
             current.event_time_ms = part.newest_event_time_ms(0)
         current.is_many = True
-        self.output.begin(self._step)
-        yield from self.output.of_call(part.process(self._processor, 0, self._timer_values))
+        call = _once(part.process, self._processor, 0, self._timer_values)
+        yield from self.output.of_calls(self._step, call)
         current.leave()
-        yield from self.output.written()
 
-    def _process_keys(self, part: Part) -> Iterator[pa.RecordBatch]:
-        step = self._step = self._mode.method
-        ends = self.output.begin(step, part.keys, part.stored)
-        table, output, timer_values = self._table, self.output.buffer, self._timer_values
-        needs_event_time = self.states.ages_in_event_time
-        quarantine = self.quarantine
+    @_in_user_code
+    @_using_rows
+    def _process_by_key(self, part: Part) -> Iterator[pa.RecordBatch]:
+        self._step = self._mode.method
+        yield from self.output.of_calls(self._step, self._calls(part), part.stored)
+        self._leave_key(_READING)
+
+    def _calls(self, part: Part) -> Iterator[Iterable[Any] | None]:
+        """Have the processor handle the rows of each key; a quarantine takes what it yields."""
+        step, table, timer_values = self._step, self._table, self._timer_values
+        needs_event_time, quarantine = self.states.ages_in_event_time, self.quarantine
         for position, key in enumerate(part.keys):
             self._key = key
             table.enter(position)
             if needs_event_time:
                 table.current.event_time_ms = part.newest_event_time_ms(position)
             if quarantine is None:
-                rest = output.fill(part.process(self._processor, position, timer_values))
-                if rest is not None:
-                    yield from self.output.of_rest(rest)
+                yield part.process(self._processor, position, timer_values)
             else:
                 call = partial(part.process, self._processor, position, timer_values)
                 sent = partial(part.sent_rows, position)
-                quarantine.handle_rows(step, call, sent, output, self._described)
-            rows = output.rows
-            ends.append(rows)
-            if rows >= CHUNK_ROWS:
-                yield from self.output.written()
-        yield from self.output.written()
-        self._leave_key(_READING)
+                quarantine.handle_rows(step, call, sent, self.output.buffer, self._described)
+                yield None
 
+    @_in_user_code
     def _release(self, quarantine: Quarantine) -> Iterator[pa.RecordBatch]:
         """Give the processor the rows of released keys, in a call for each epoch they came in."""
-        self.laps.begin(Phase.USER)
-        step = self._step = self._mode.method
-        keys: list[tuple[Any, ...]] = []
-        stored_keys: list[StoredKey] = []
-        ends = self.output.begin(step, keys, stored_keys)
+        self._step = self._mode.method
+        keys: list[StoredKey] = []
+        yield from self.output.of_calls(self._step, self._released(quarantine, keys), keys)
+        self._leave_key(_READING)
+
+    def _released(self, quarantine: Quarantine, keys: list[StoredKey]) -> Iterator[None]:
+        """Have the processor handle each released key, which `keys` gets before."""
         for stored, kept in quarantine.released():
             self._key = self._decode_key(stored[1])
+            keys.append(stored)
             call = partial(self._process_kept, stored, kept)
-            quarantine.release(step, call, self.output.buffer, self._described)
-            keys.append(self._key)
-            stored_keys.append(stored)
-            ends.append(self.output.buffer.rows)
-            if self.output.is_full:
-                yield from self.output.written()
-        yield from self.output.written()
-        self._leave_key(_READING)
-        self.laps.begin(Phase.READ)
+            quarantine.release(self._step, call, self.output.buffer, self._described)
+            yield None
 
     def _process_kept(self, stored: StoredKey, kept: Iterable[RowsOfEpoch]) -> Iterator[Any]:
         for rows in kept:
@@ -315,15 +318,20 @@ class EpochProcessing:
         now_ms = self._clock.timers_now_ms
         if now_ms is None:
             return
-        timers = self.states.timers
-        fire = self._fire_one_by_one if self._timer_tables is None else self._fire_together
-        while due := timers.take_due(now_ms, TIMERS_AT_ONCE):
-            self.laps.begin(Phase.USER)
-            self.timers_fired += len(due)
-            yield from fire(due)
-            yield from self.output.written()
-            self._leave_key("handleExpiredTimer")
-            self.laps.begin(Phase.READ)
+        while due := self.states.timers.take_due(now_ms, TIMERS_AT_ONCE):
+            yield from self._fire(due)
+
+    @_in_user_code
+    def _fire(self, due: list[DueTimer]) -> Iterator[pa.RecordBatch]:
+        self.timers_fired += len(due)
+        if self._timer_tables is None:
+            self._step = "handleExpiredTimer"
+            keys = [timer.key for timer in due]
+            self._table.begin_part(keys)
+            yield from self.output.of_calls(self._step, self._fire_one_by_one(due), keys)
+        else:
+            yield from self._fire_together(due)
+        self._leave_key("handleExpiredTimer")
 
     def _fire_together(self, due: list[DueTimer]) -> Iterator[pa.RecordBatch]:
         """Fire all timers in one call."""
@@ -339,20 +347,13 @@ class EpochProcessing:
         self.states.timers.delete_many(*(column.to_numpy() for column in timers.columns))
         handler: Any = self._processor
         self._table.current.is_many = True
-        self.output.begin(self._step)
-        yield from self.output.of_call(
-            handler.handleExpiredTimers(keys, timers, self._timer_values)
-        )
-        self._table.current.leave()
+        call = _once(handler.handleExpiredTimers, keys, timers, self._timer_values)
+        yield from self.output.of_calls(self._step, call)
         self.timers_under_way = ()
-        yield from self.output.written()
 
-    def _fire_one_by_one(self, due: list[DueTimer]) -> Iterator[pa.RecordBatch]:
-        step = self._step = "handleExpiredTimer"
-        keys: list[tuple[Any, ...]] = []
-        stored: list[StoredKey] = []
-        ends = self.output.begin(step, keys, stored)
-        self._table.begin_part([timer.key for timer in due])
+    def _fire_one_by_one(self, due: list[DueTimer]) -> Iterator[Iterable[Any] | None]:
+        """Have the processor handle each timer; the timers of quarantined keys are kept."""
+        quarantine = self.quarantine
         for position, timer in enumerate(due):
             key = self._key = self._key_of_timer(timer)
             self._table.enter(position)
@@ -362,22 +363,18 @@ class EpochProcessing:
                 timerValues=self._timer_values,
                 expiredTimerInfo=ExpiredTimerInfo(timer.time_ms),
             )
-            keys.append(key)
-            stored.append(timer.key)
-            if self.quarantine is None:
-                yield from self.output.of_call(call())
-            elif not self.quarantine.fire_timer(step, call, self.output.buffer, self._described):
+            if quarantine is None:
+                yield call()
+            elif quarantine.fire_timer(self._step, call, self.output.buffer, self._described):
+                yield None
+            else:
+                yield None
                 self.timers_fired -= 1
                 self.states.timers.keep(timer)
-                keys.pop()
-                stored.pop()
                 continue
-            ends.append(self.output.buffer.rows)
             self.states.timers.delete(timer.time_ms)
-            if self.output.is_full:
-                yield from self.output.written()
 
-    def _key_of_timer(self, timer: DueTimer) -> tuple[Any, ...]:
+    def _key_of_timer(self, timer: DueTimer) -> Key:
         try:
             return self._decode_key(timer.key[1])
         except (ValueError, OverflowError) as exc:
@@ -386,10 +383,10 @@ class EpochProcessing:
                 "handle the timers in handleExpiredTimers of an ArrowProcessor"
             ) from exc
 
+    @_in_user_code
+    @observed_by(lambda self: self._attributes.during_end())
     def _end(self, epoch: int) -> None:
-        self.laps.begin(Phase.USER)
         self._leave_key("snapshotState")
-        self.lost_attributes = self._attributes.names()
         self._raw.snapshot_of(self._processor, epoch)
         if self.quarantine is not None:
             self.quarantine.end()
@@ -441,64 +438,61 @@ class EpochProcessing:
     def _described(self, error: Exception) -> str:
         return f"{type(error).__name__}: {shortened(str(error))}{self._lines(error)}"
 
-    def _of_call(self, step: str, key: tuple[Any, ...] | None) -> str:
+    def _of_call(self, step: str, stored: StoredKey | None) -> str:
+        key = None if stored is None else self._decode_key(stored[1])
         lines = definition(self._processor, step, self._sources.lines())
         return f"; by {_place(step, key)}{lines}"
 
 
-def _place(step: str, key: tuple[Any, ...] | None) -> str:
+def _once(method: Callable[..., Any], *arguments: Any) -> Iterator[Iterable[Any] | None]:
+    """Make one call; nobody else holds what it returns."""
+    yield method(*arguments)
+
+
+def _place(step: str, key: Key | None) -> str:
     if key is None:
         return step
     return f"{step}, key {shown(tuple(key))}"
 
 
 class EpochOutput:
-    """The output of an epoch."""
+    """The output of an epoch; `origins` has the call that each row in the buffer is of."""
 
     def __init__(
-        self, buffer: Output, laps: Laps, described: Callable[[str, Key | None], str]
+        self, buffer: Output, laps: Laps, described: Callable[[str, StoredKey | None], str]
     ) -> None:
         self.buffer = buffer
+        self.laps = laps
         self.origins = OutputOrigins()
-        self._laps = laps
         self._described = described
 
-    @property
-    def is_full(self) -> bool:
-        """Whether so many rows are there that they should leave."""
-        return self.buffer.rows >= CHUNK_ROWS
+    def of_calls(
+        self, step: str, calls: Iterable[Iterable[Any] | None], keys: Sequence[StoredKey] = ()
+    ) -> Iterator[pa.RecordBatch]:
+        """Gather what calls of a method yield, and yield to Spark what is enough to leave.
 
-    def begin(
-        self, step: str, keys: Sequence[Key] = (), stored: Sequence[StoredKey] = ()
-    ) -> list[int]:
-        """Begin the calls of a method with an empty buffer.
-
-        After each call for a key, the caller appends the number of rows in the buffer to the
-        returned list. `stored` has the stored form of `keys`.
+        `keys` are those of the calls; a key may be added just before its call.
         """
-        return self.origins.begin(step, keys, stored)
+        buffer, fill = self.buffer, self.buffer.fill
+        ends = self.origins.begin(step, keys)
+        for call in calls:
+            rest = fill(call)
+            del call  # it may hold many rows
+            while rest is not None:
+                yield from self._written()
+                rest = fill(rest)
+            rows = buffer.rows
+            ends.append(rows)
+            if rows >= CHUNK_ROWS:
+                yield from self._written()
+        yield from self._written()
 
-    def of_call(self, output: Iterable[Any] | None) -> Iterator[pa.RecordBatch]:
-        """Gather what a call yields, and yield to Spark what is enough to leave."""
-        rest = self.buffer.fill(output)
-        if rest is not None:
-            yield from self.of_rest(rest)
-
-    def of_rest(self, rest: Iterator[Any]) -> Iterator[pa.RecordBatch]:
-        """Go on with a call whose output filled the buffer."""
-        more: Iterator[Any] | None = rest
-        while more is not None:
-            yield from self.written()
-            more = self.buffer.fill(more)
-
-    def written(self) -> Iterator[pa.RecordBatch]:
+    @in_phase(Phase.WRITE)
+    def _written(self) -> Iterator[pa.RecordBatch]:
         """Yield to Spark what is there."""
-        if not self.buffer.rows:
-            return
-        self._laps.begin(Phase.WRITE)
-        yield self._take()
-        self.origins.go_on()
-        self._laps.begin(Phase.USER)
+        if self.buffer.rows:
+            yield self._take()
+            self.origins.go_on()
 
     def _take(self) -> pa.RecordBatch:
         """Return the output so far; an error about a row names the call that made the row."""
@@ -506,7 +500,9 @@ class EpochOutput:
             return self.buffer.take()
         except StateValueError as exc:
             if exc.row is not None:
-                exc.add_place(self._described(self.origins.step, self.origins.key_of(exc.row)))
+                exc.add_place(
+                    self._described(self.origins.step, self.origins.stored_key_of(exc.row))
+                )
             raise
 
 
@@ -519,21 +515,12 @@ class OutputOrigins:
     def __init__(self) -> None:
         self.step = ""
         self.ends: list[int] = []
-        self._keys: Sequence[Key] = ()
-        self._stored: Sequence[StoredKey] = ()
+        self._keys: Sequence[StoredKey] = ()
         self._first = 0
 
-    def begin(
-        self,
-        step: str,
-        keys: Sequence[Key] = (),
-        stored: Sequence[StoredKey] = (),
-    ) -> list[int]:
-        """Begin with an empty buffer.
-
-        The result is `ends`, to which the caller appends. `stored` has the stored form of `keys`.
-        """
-        self.step, self._keys, self._stored = step, keys, stored
+    def begin(self, step: str, keys: Sequence[StoredKey] = ()) -> list[int]:
+        """Begin with an empty buffer; return `ends`, to which the caller appends."""
+        self.step, self._keys = step, keys
         self._first = 0
         self.ends = []
         return self.ends
@@ -543,15 +530,10 @@ class OutputOrigins:
         self._first += len(self.ends)
         self.ends.clear()
 
-    def key_of(self, row: int) -> Key | None:
-        """Return the key of the call that a row is of, ``None`` without one."""
-        place = self.place_of(row)
-        return self._keys[place] if place < len(self._keys) else None
-
     def stored_key_of(self, row: int) -> StoredKey | None:
         """Return the stored key of the call that a row is of, ``None`` without one."""
         place = self.place_of(row)
-        return self._stored[place] if place < len(self._stored) else None
+        return self._keys[place] if place < len(self._keys) else None
 
     def place_of(self, row: int) -> int:
         """Return the place among the keys of the call that a row is of."""
