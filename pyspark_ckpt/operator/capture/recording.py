@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -13,7 +13,6 @@ from pyspark_ckpt.operator.capture.capture_file import SectionName
 from pyspark_ckpt.operator.quarantine.quarantine import OnError, Quarantine
 from pyspark_ckpt.operator.rows.mode import Part
 from pyspark_ckpt.operator.rows.sent_rows import SentRows
-from pyspark_ckpt.operator.rows.sides import EpochInput
 from pyspark_ckpt.operator.state.handle import ProcessorHandle
 from pyspark_ckpt.operator.state.kinds import Entries, Movement, kind_of
 from pyspark_ckpt.operator.table.catalog import FREE
@@ -39,7 +38,6 @@ KEY_COLUMN = "__ckpt_key"
 
 _CODEC = "zstd"
 _NO_LIMIT = 1 << 62
-ReadInput = Callable[[], EpochInput]
 _AT_ONCE = 10_000
 _KEY_START = KEY_GROUP_BYTES + 1
 Entry = tuple[bytes, bytes | None]
@@ -68,9 +66,6 @@ class Processing(Protocol):
     timers_under_way: Sequence[StoredKey]
     completed_checkpoint_id: int | None
 
-    def run(self, read: ReadInput, epoch: int) -> Iterator[pa.RecordBatch]:
-        """Process an epoch; yield its output in batches."""
-
 
 class SeenInput(Protocol):
     """Sees the input of an epoch while it is read."""
@@ -83,7 +78,7 @@ class SeenInput(Protocol):
 
 
 class Recording(Protocol):
-    """Runs epochs of a subtask, and perhaps records them."""
+    """Sees an epoch of a subtask, and perhaps records it."""
 
     @property
     def seen(self) -> SeenInput | None:
@@ -92,12 +87,14 @@ class Recording(Protocol):
     def table(self, backend: StateBackend, writes: EpochWrites) -> StateTable:
         """Return the epoch's view of the state."""
 
-    def run(self, processing: Processing, read: ReadInput, epoch: int) -> Iterator[pa.RecordBatch]:
-        """Process an epoch; yield its output in batches."""
+    def watched(
+        self, processing: Processing, output: Iterator[pa.RecordBatch]
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the output of an epoch as it is, and watch the epoch meanwhile."""
 
 
 class NotRecorded:
-    """Runs epochs without recording them."""
+    """Records nothing."""
 
     seen = None
 
@@ -105,9 +102,13 @@ class NotRecorded:
         """Return the epoch's view of the state."""
         return StateTable(backend, writes=writes)
 
-    def run(self, processing: Processing, read: ReadInput, epoch: int) -> Iterator[pa.RecordBatch]:
-        """Process an epoch; yield its output in batches."""
-        return processing.run(read, epoch)
+    def watched(
+        self,
+        processing: Processing,  # noqa: ARG002
+        output: Iterator[pa.RecordBatch],
+    ) -> Iterator[pa.RecordBatch]:
+        """Return the output of an epoch as it is."""
+        return output
 
 
 NOT_RECORDED = NotRecorded()
@@ -116,8 +117,8 @@ NOT_RECORDED = NotRecorded()
 class EpochRecorder:
     """Records all of an epoch, in memory.
 
-    Nothing is kept once the epoch exceeds `limit_bytes`, and `left_out` says so. After :meth:`run`,
-    `touched` has the keys that were worked on, `before` and `writes` their entries, and
+    Nothing is kept once the epoch exceeds `limit_bytes`, and `left_out` says so. Once all output
+    has left, `touched` has the keys that were worked on, `before` and `writes` their entries, and
     `states_after` the states.
     """
 
@@ -168,9 +169,11 @@ class EpochRecorder:
         self._table = NotingTable(backend, writes)
         return self._table
 
-    def run(self, processing: Processing, read: ReadInput, epoch: int) -> Iterator[pa.RecordBatch]:
-        """Process an epoch; yield its output in batches, and keep it."""
-        for batch in processing.run(read, epoch):
+    def watched(
+        self, processing: Processing, output: Iterator[pa.RecordBatch]
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the output of an epoch as it is, and keep it."""
+        for batch in output:
             if self.left_out is None:
                 kept = with_origins(batch, processing.output.origins)
                 self._count(kept.nbytes, "output")

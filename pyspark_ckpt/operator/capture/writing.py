@@ -27,7 +27,6 @@ from pyspark_ckpt.operator.capture.capture_file import (
 from pyspark_ckpt.operator.capture.recording import (
     EpochRecorder,
     Processing,
-    ReadInput,
     SeenInput,
     in_arrow,
     in_changes,
@@ -117,19 +116,20 @@ class WrittenEpoch:
         """Return the epoch's view of the state."""
         return self._recorder.table(backend, writes)
 
-    def run(self, processing: Processing, read: ReadInput, epoch: int) -> Iterator[pa.RecordBatch]:
-        """Process an epoch; yield its output in batches, and write the capture."""
-        recorder = self._recorder
+    def watched(
+        self, processing: Processing, output: Iterator[pa.RecordBatch]
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the output of the epoch as it is, and write the capture."""
+        recorder, handle, epoch = self._recorder, self._epoch.handle, self._epoch.number
         try:
-            yield from recorder.run(processing, read, epoch)
+            yield from recorder.watched(processing, output)
         except _OF_THE_PROCESSOR as exc:
             recorder.end(processing, writes=False)
             recorder.output = []
-            handle = self._epoch.handle
             path = failure_path(handle.uid, handle.subtask, epoch, b"")
             _write_failure(self._epoch, path, self._header(processing), recorder.sections(), exc)
             raise
-        path = capture_path(self._epoch.handle.uid, self._epoch.handle.subtask, epoch)
+        path = capture_path(handle.uid, handle.subtask, epoch)
         _write(self._epoch, path, self._header(processing), recorder.sections())
 
     def _header(self, processing: Processing) -> CapturedEpoch:
@@ -190,11 +190,13 @@ class WrittenFailure:
         self._table = StateTable(backend, writes=writes)
         return self._table
 
-    def run(self, processing: Processing, read: ReadInput, epoch: int) -> Iterator[pa.RecordBatch]:
-        """Process an epoch; yield its output in batches. If the processor raises, write why."""
+    def watched(
+        self, processing: Processing, output: Iterator[pa.RecordBatch]
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the output of the epoch as it is. If the processor raises, write why."""
         processing.on_quarantining = partial(self._on_quarantining, processing)
         try:
-            yield from processing.run(read, epoch)
+            yield from output
         except _OF_THE_PROCESSOR as exc:
             self._write(processing, exc)
             raise

@@ -2,6 +2,8 @@
 
 ``open the local copy -> process the rows -> barrier -> new handle``
 
+That is all of an epoch; its observers (``run/epoch_observers``) watch it from outside.
+
 The driver cannot reach the tasks of a running query. So a task looks for completed checkpoints
 itself. A checkpoint is complete if its ``_metadata`` is there, and also the author's file or, if
 another store keeps the checkpoint, the note that this store has it.
@@ -9,29 +11,24 @@ another store keeps the checkpoint, the note that this store has it.
 
 from __future__ import annotations
 
-import time
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
+from contextlib import closing, contextmanager
 from functools import partial
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
-import msgspec
 import pandas as pd
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.streaming.state import GroupState
 
-from pyspark_ckpt.clock import now_ms
 from pyspark_ckpt.errors import (
     ConfigurationError,
     IncompatibleStateError,
     InputRowsError,
     PlanError,
 )
-from pyspark_ckpt.formats.counters import EpochMetrics, EpochPhases
 from pyspark_ckpt.formats.handle import (
     Handle,
     decode_handle,
@@ -39,7 +36,6 @@ from pyspark_ckpt.formats.handle import (
     following,
     not_woken,
     read_initial_handle,
-    with_phases,
 )
 from pyspark_ckpt.formats.layout import (
     AUTHOR_NAME,
@@ -50,8 +46,6 @@ from pyspark_ckpt.formats.layout import (
 )
 from pyspark_ckpt.formats.modes import TimeMode
 from pyspark_ckpt.log_fields import log_fields
-from pyspark_ckpt.operator.capture.recording import NOT_RECORDED, Recording
-from pyspark_ckpt.operator.capture.writing import EpochOfTask, WrittenEpoch, WrittenFailure
 from pyspark_ckpt.operator.descriptor import Runtime, decode_runtime
 from pyspark_ckpt.operator.durable.local_copy import (
     copies_root,
@@ -60,17 +54,17 @@ from pyspark_ckpt.operator.durable.local_copy import (
     remove_unused,
     subtask_directory,
 )
-from pyspark_ckpt.operator.durable.materialization import EpochStart, materializer
+from pyspark_ckpt.operator.durable.materialization import materializer
 from pyspark_ckpt.operator.handover.pandas_frames import bad_text_of, batches_of, frames_of
 from pyspark_ckpt.operator.handover.worker import explain_errors, replies, take_over
 from pyspark_ckpt.operator.quarantine.releases import ReleasesOfEpoch
 from pyspark_ckpt.operator.rows.input import TOKEN
 from pyspark_ckpt.operator.rows.keys import subtask_tokens
 from pyspark_ckpt.operator.run.barrier import end_epoch
+from pyspark_ckpt.operator.run.epoch_observers import EpochObservers, recording_of
 from pyspark_ckpt.operator.run.function import OperatorFunction
 from pyspark_ckpt.operator.run.garbage import leaves_no_garbage
-from pyspark_ckpt.operator.run.observers import KeyTimes, Laps, Phase, sampled
-from pyspark_ckpt.operator.run.task_epoch import epoch_of_task
+from pyspark_ckpt.operator.run.task_epoch import OpenEpoch, TaskEpoch, epoch_of_task
 from pyspark_ckpt.operator.run.wake_rows import INITIAL_EPOCH
 from pyspark_ckpt.operator.table.catalog import fixed_parts
 from pyspark_ckpt.operator.task_failure import marks_errors
@@ -104,25 +98,6 @@ _RESCALE = (
     "this query), which moves the state to any parallelism"
 )
 _WAYS_OUT = {"subtask": _RESCALE, "parallelism": _RESCALE}
-
-
-@dataclass(frozen=True, slots=True)
-class _Epoch:
-    """Where and when a call of the function runs."""
-
-    query_id: str
-    subtask: int
-    number: int
-    runtime: Runtime
-    storage: Storage
-    local_directory: Path
-    clock: EpochClock
-    run_id: str
-
-    @property
-    def start(self) -> EpochStart:
-        """The part of it that base snapshots depend on."""
-        return EpochStart(self.number, self.clock.processing_time_ms, self.run_id)
 
 
 class SubtaskFunction:
@@ -202,103 +177,66 @@ class SubtaskFunction:
             yield from self._process(epoch, batches, state)
 
     def _process(
-        self, epoch: _Epoch, batches: Iterator[pa.RecordBatch], state: GroupState
+        self, epoch: TaskEpoch, batches: Iterator[pa.RecordBatch], state: GroupState
     ) -> Iterator[pa.RecordBatch]:
-        old = self._checked(state, epoch) or self._initial_handle(epoch)
-        limit_bytes = epoch.runtime.memory_limit_bytes
-        began, began_ms = time.monotonic(), now_ms()
-        copies = copies_root(executor_local_root(epoch.subtask))
-        with open_local_copy(
-            epoch.local_directory, epoch.runtime.backend_type, epoch.storage, old, copies
-        ) as copy:
-            handle = old or self._descriptor.first_handle(
-                epoch.query_id, epoch.subtask, epoch.number
+        """Open the state, process the rows, and end the epoch with a barrier."""
+        before = self._checked(state, epoch) or self._initial_handle(epoch)
+        observers = EpochObservers(epoch, gets_arrow=self._gets_arrow)
+        with self._open(epoch, before) as opened:
+            yield from observers.watched(opened, self._run(epoch, opened, batches))
+            handle = end_epoch(
+                epoch.storage,
+                opened.handle,
+                opened.processing.states,
+                epoch.number,
+                epoch.runtime.inline_threshold_bytes,
+                observers.metrics,
             )
-            handle = materializer(copy, epoch.storage, epoch.runtime.materialization).advance(
-                handle, epoch.start
-            )
-            remove_unused(copies)
-            opened = time.monotonic()
-            releases = ReleasesOfEpoch(epoch.runtime, handle.uid, epoch.number)
-            recording = self._recording(epoch, handle, releases)
-            writes = self._function.writes(limit_bytes, copy.scratch)
-            table = recording.table(copy.backend, writes)
-            try:
-                processing = self._function.processing(
-                    handle,
-                    table,
-                    epoch.clock,
-                    epoch.number,
-                    releases,
-                    epoch.runtime.quarantine,
-                )
-                processing.completed_checkpoint_id = checkpoint_to_notify(
-                    self._function.processor, epoch.storage
-                )
-                read = partial(
-                    self._function.read_stream,
-                    batches,
-                    epoch.subtask,
-                    limit_bytes,
-                    copy.scratch,
-                    recording.seen,
-                )
-                times = KeyTimes(processing.key_under_way)
-                with sampled(times):
-                    yield from recording.run(processing, read, epoch.number)
-                quarantined = processing.quarantine
-                handle = end_epoch(
-                    epoch.storage,
-                    handle,
-                    processing.states,
-                    epoch.number,
-                    epoch.runtime.inline_threshold_bytes,
-                    EpochMetrics(
-                        rows=processing.rows,
-                        keys=processing.keys,
-                        reads=table.reads,
-                        cache_hits=table.cache_hits,
-                        timers_fired=processing.timers_fired,
-                        rebuilds=int(copy.is_rebuilt),
-                        lost_attributes=processing.lost_attributes,
-                        open_ms=round(1000 * (opened - began)),
-                        process_ms=round(1000 * (time.monotonic() - opened)),
-                        quarantined_keys=0 if quarantined is None else quarantined.quarantined_keys,
-                        quarantined_rows=0 if quarantined is None else quarantined.quarantined_rows,
-                        pandas_hand_overs=int(not self._gets_arrow),
-                        backend=copy.backend.figures() if epoch.runtime.measures_backend else {},
-                    ),
-                )
-            finally:
-                table.close()
-            handle = with_phases(handle, _phases(epoch, began_ms, handle, processing.laps))
-            handle = msgspec.structs.replace(handle, slow_keys=times.after(handle.slow_keys))
-        handle = following(handle, old)
+        handle = following(observers.noted(handle), before)
         state.update((encode_handle(handle),))
         set_timeout(state, handle, epoch.clock.processing_time_ms)
 
-    def _recording(self, epoch: _Epoch, handle: Handle, releases: ReleasesOfEpoch) -> Recording:
-        """Return what runs the epoch, and records it if that was asked for."""
-        captures, function = epoch.runtime.captures, self._function
-        wants_all = captures.wants(handle.uid, epoch.number)
-        if not (wants_all or captures.on_failure):
-            return NOT_RECORDED
-        of_task = EpochOfTask(
-            handle,
-            epoch.clock,
-            epoch.number,
-            function.program(),
-            tuple(function.columns.sent_schema.names),
-            function.mode,
-            epoch.runtime,
-            epoch.storage,
-            releases,
-        )
-        if wants_all:
-            return WrittenEpoch(of_task, captures.limit_bytes)
-        return WrittenFailure(of_task, captures.limit_bytes)
+    @contextmanager
+    def _open(self, epoch: TaskEpoch, before: Handle | None) -> Iterator[OpenEpoch]:
+        """Open the state that the last epoch has left, for the length of this one."""
+        function, runtime = self._function, epoch.runtime
+        copies = copies_root(executor_local_root(epoch.subtask))
+        with open_local_copy(
+            epoch.local_directory, runtime.backend_type, epoch.storage, before, copies
+        ) as copy:
+            handle = before or self._descriptor.first_handle(
+                epoch.query_id, epoch.subtask, epoch.number
+            )
+            handle = materializer(copy, epoch.storage, runtime.materialization).advance(
+                handle, epoch.start
+            )
+            remove_unused(copies)
+            releases = ReleasesOfEpoch(runtime, handle.uid, epoch.number)
+            recording = recording_of(function, epoch, handle, releases)
+            writes = function.writes(runtime.memory_limit_bytes, copy.scratch)
+            with closing(recording.table(copy.backend, writes)) as table:
+                processing = function.processing(
+                    handle, table, epoch.clock, epoch.number, releases, runtime.quarantine
+                )
+                yield OpenEpoch(handle, copy, table, processing, recording)
 
-    def _epoch(self, token: int, state: GroupState) -> _Epoch:
+    def _run(
+        self, epoch: TaskEpoch, opened: OpenEpoch, batches: Iterator[pa.RecordBatch]
+    ) -> Iterator[pa.RecordBatch]:
+        """Have the processor handle the rows and the due timers; yield its output."""
+        function, processing = self._function, opened.processing
+        processing.completed_checkpoint_id = checkpoint_to_notify(function.processor, epoch.storage)
+        read = partial(
+            function.read_stream,
+            batches,
+            epoch.subtask,
+            epoch.runtime.memory_limit_bytes,
+            opened.copy.scratch,
+            opened.recording.seen,
+        )
+        yield from processing.run(read, epoch.number)
+
+    def _epoch(self, token: int, state: GroupState) -> TaskEpoch:
         context = TaskContext.get()
         assert context is not None  # Spark calls this in a task only
         uid = self._descriptor.uid
@@ -312,7 +250,7 @@ class SubtaskFunction:
         if runtime.query_subdirectory:
             storage = storage.child(query_id)
         local = subtask_directory(executor_local_root(subtask), query_id, uid, subtask)
-        return _Epoch(query_id, subtask, number, runtime, storage, local, clock, runtime.run)
+        return TaskEpoch(query_id, subtask, number, runtime, storage, local, clock, runtime.run)
 
     def _clock(self, state: GroupState, runtime: Runtime) -> EpochClock:
         has_watermark = self._function.columns.event_time_index is not None
@@ -327,7 +265,7 @@ class SubtaskFunction:
             drained_at_ms=drained_at_ms,
         )
 
-    def _initial_handle(self, epoch: _Epoch) -> Handle | None:
+    def _initial_handle(self, epoch: TaskEpoch) -> Handle | None:
         """Return the handle of the subtask's initial state, in the epoch that starts from it."""
         if self._function.initial is None:
             return None
@@ -344,7 +282,7 @@ class SubtaskFunction:
             )
         return read_initial_handle(epoch.storage, reference, uid, epoch.subtask)
 
-    def _checked(self, state: GroupState, epoch: _Epoch) -> Handle | None:
+    def _checked(self, state: GroupState, epoch: TaskEpoch) -> Handle | None:
         """Return the handle that Spark committed last, if it belongs to this operator."""
         if not state.exists:
             return None
@@ -364,20 +302,6 @@ class SubtaskFunction:
                     f"{wanted!r}; {_WAYS_OUT.get(what, _GIVE_BACK.format(what=what))}"
                 )
         return handle
-
-
-def _phases(epoch: _Epoch, began_ms: int, ended: Handle, laps: Laps) -> EpochPhases:
-    """Return the time by phase of an epoch that has `ended` with a handle."""
-    metrics = ended.metrics or EpochMetrics()
-    return EpochPhases(
-        epoch=epoch.number,
-        began_ms=began_ms - epoch.clock.processing_time_ms,
-        open_ms=metrics.open_ms,
-        read_ms=laps.milliseconds(Phase.READ),
-        user_ms=laps.milliseconds(Phase.USER),
-        write_ms=laps.milliseconds(Phase.WRITE),
-        barrier_ms=metrics.barrier_ms,
-    )
 
 
 def set_timeout(state: GroupState, handle: Handle, processing_time_ms: int) -> None:

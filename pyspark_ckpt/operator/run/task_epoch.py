@@ -1,12 +1,25 @@
-"""The epoch that a task belongs to, as Spark or ``foreachBatch`` says it; never a default."""
+"""The epoch of a task: which one it is, where it runs, and what is open meanwhile.
+
+Which one it is, Spark or ``foreachBatch`` says; it is never a default.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 
 from pyspark_ckpt.errors import FencedError, UnknownEpochError
+from pyspark_ckpt.formats.handle import Handle
+from pyspark_ckpt.operator.capture.recording import Recording
 from pyspark_ckpt.operator.descriptor import Runtime, decode_announced
+from pyspark_ckpt.operator.durable.local_copy import LocalCopy
+from pyspark_ckpt.operator.durable.materialization import EpochStart
+from pyspark_ckpt.operator.run.processing import EpochProcessing
+from pyspark_ckpt.operator.table.table import StateTable
+from pyspark_ckpt.operator.time import EpochClock
 from pyspark_ckpt.settings import EPOCH_KEY
+from pyspark_ckpt.storage.open import Storage
 
 _QUERY_ID = "sql.streaming.queryId"
 _BATCH_ID = "streaming.sql.batchId"
@@ -15,6 +28,36 @@ _INSIDE = (
     "run all actions on the batch DataFrame inside the foreachBatch function, and wait for their "
     "threads before it returns"
 )
+
+
+@dataclass(frozen=True, slots=True)
+class TaskEpoch:
+    """Where and when a task of an operator runs."""
+
+    query_id: str
+    subtask: int
+    number: int
+    runtime: Runtime
+    storage: Storage
+    local_directory: Path
+    clock: EpochClock
+    run_id: str
+
+    @property
+    def start(self) -> EpochStart:
+        """The part of it that base snapshots depend on."""
+        return EpochStart(self.number, self.clock.processing_time_ms, self.run_id)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenEpoch:
+    """An epoch whose state is open: the handle it starts from, and what works on the state."""
+
+    handle: Handle
+    copy: LocalCopy
+    table: StateTable
+    processing: EpochProcessing
+    recording: Recording
 
 
 def epoch_of_task(

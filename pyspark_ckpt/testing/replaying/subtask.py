@@ -214,7 +214,7 @@ class SubtaskReplay:
                 processing.on_quarantining = _raise_again
             received = None if broadcast is None else broadcast.received(part.broadcast())
             given = EpochInput(iter(part.rows()), received)
-            for _ in recorder.run(processing, lambda: given, epoch.epoch):
+            for _ in recorder.watched(processing, processing.run(lambda: given, epoch.epoch)):
                 pass  # the recorder keeps the output
             self._backend.apply(table.changes(), f"epoch-{next(self._numbers)}")
         return recorder.output, recorder.touched, recorder.states_after

@@ -151,7 +151,7 @@ class CapturedQuery:
                 recording.seen.parts(iter(batches)), self.broadcast.received(sent_rules)
             )
 
-        batches = list(recording.run(processing, read, self.number))
+        batches = list(recording.watched(processing, processing.run(read, self.number)))
         states = processing.states
         swept = sweep(table, states.descriptors, states.aging, self.handle.sweep_from)
         self.backend.apply(table.changes(), f"v{self.number}")
