@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from pyspark_ckpt.metrics.declared import METRICS, QUERY_LABELS, ROCKSDB_PROPERTIES
+from pyspark_ckpt.formats.counters import COUNTERS
+from pyspark_ckpt.metrics.declared import GROUPS, METRICS, QUERY_LABELS, ROCKSDB_PROPERTIES
 from pyspark_ckpt.metrics.values import EpochValues, point
 from state_backends import open_backend
 from state_backends.rocksdb import FIGURES
@@ -22,8 +23,9 @@ def test_a_page_is_made_from_its_list(page: Path) -> None:
 
 
 def test_names_and_labels_are_ones_of_prometheus() -> None:
-    names = [metric.prometheus_name for metric in METRICS.values()]
+    names = [metric.prometheus_name for metrics in GROUPS.values() for metric in metrics]
     assert len({*names}) == len(names)
+    assert len({counter.progress for counter in COUNTERS.values()}) == len(COUNTERS)
     for metric in METRICS.values():
         assert re.fullmatch(r"pyspark_ckpt_[a-z0-9_]+", metric.prometheus_name)
         assert not {*metric.labels} & {*QUERY_LABELS}
