@@ -39,7 +39,7 @@ from pyspark_ckpt.operator.table.table import StateTable
 from pyspark_ckpt.operator.table.time_to_live import Aging, SwitchedOff, TimeToLive
 from pyspark_ckpt.operator.task_failure import shown
 from pyspark_ckpt.operator.time import EpochClock, instant_ms, whole_instants_ms
-from pyspark_ckpt.operator.values.wire_form import holds, types_in
+from pyspark_ckpt.values.nesting import holds, types_in
 
 _NO_KEYS_IN_PYTHON = (T.ArrayType, T.MapType, T.VariantType)
 """Types whose Python values have no hash."""

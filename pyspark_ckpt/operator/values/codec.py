@@ -23,7 +23,6 @@ from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import CorruptFileError, NotBuiltYetError, PlanError, StateValueError
 from pyspark_ckpt.operator.task_failure import shown
-from pyspark_ckpt.operator.values.leaves import unwrapped
 from pyspark_ckpt.operator.values.message_pack import (
     MESSAGE_PACK,
     STATE_FORM,
@@ -32,15 +31,15 @@ from pyspark_ckpt.operator.values.message_pack import (
 )
 from pyspark_ckpt.operator.values.wire_form import (
     STATE_STYLE,
-    Converter,
     ValueStyle,
     check_places,
     fields_reader,
     fields_writer,
-    holds,
-    types_in,
     wire_type,
 )
+from pyspark_ckpt.values.nesting import holds, types_in
+from pyspark_ckpt.values.types import NO_KEYS, find_leaf
+from pyspark_ckpt.values.user import Converter, unwrapped
 
 _MISFITS = (
     msgspec.MsgspecError, TypeError, OverflowError, AttributeError, ValueError, BufferError,
@@ -266,7 +265,7 @@ def required_decoder(schema: T.StructType) -> msgspec.msgpack.Decoder[tuple[Any,
 
 
 def _check_key(schema: T.StructType, what: str) -> None:
-    if holds(schema, T.VariantType):
+    if holds(schema, NO_KEYS):
         raise PlanError(
             f"{what}: {schema.simpleString()} has a variant, which cannot be (part of) a key; "
             "take the values that identify it out of the variant"
@@ -382,26 +381,15 @@ def version_of(data: bytes) -> int:
     return data[1] if data[0] == VERSION_MARK else 0
 
 
-_PYTHON_TYPES: dict[type[T.DataType], str] = {
-    **dict.fromkeys((T.ByteType, T.ShortType, T.IntegerType, T.LongType), "int"),
-    **dict.fromkeys((T.FloatType, T.DoubleType), "float"),
-    **dict.fromkeys((T.StringType, T.CharType, T.VarcharType), "str"),
-    **dict.fromkeys((T.TimestampType, T.TimestampNTZType), "datetime"),
-    T.BooleanType: "bool",
-    T.BinaryType: "bytes",
-    T.DecimalType: "Decimal",
-    T.DateType: "date",
-    T.DayTimeIntervalType: "timedelta",
-    T.ArrayType: "list",
-    T.MapType: "dict",
-}
+_NESTED_IN_PYTHON: dict[type[T.DataType], str] = {T.ArrayType: "list", T.MapType: "dict"}
 
 
 def remedy_of(field: T.StructField, value: Any) -> str:
     """Return what to give for a field in place of a value that does not fit it."""
     kind, given = field.dataType.simpleString(), type(value).__name__
-    python = _PYTHON_TYPES.get(type(field.dataType), given)
-    if python == given:  # what is in it does not fit, or it is out of range
+    row = find_leaf(field.dataType)
+    python = row.python if row else _NESTED_IN_PYTHON.get(type(field.dataType))
+    if python in (None, given):  # what is in it does not fit, or it is out of range
         return f"give field {field.name!r} a value that fits {kind}"
     null = ", or None" if field.nullable else ""
     return f"field {field.name!r} is {kind}, {shown(value)} is {given}: give {python}{null}"

@@ -29,7 +29,13 @@ _MICROSECOND_SECONDS = T.DecimalType(19, 6)
 _SECONDS = T.DayTimeIntervalType(T.DayTimeIntervalType.SECOND)
 _MONTHS = T.YearMonthIntervalType(T.YearMonthIntervalType.MONTH)
 _REBUILT = (T.MapType, T.TimestampType, T.VariantType, T.NullType)
-_TEXT_IN_JSON = (*TEXTS, T.DateType, T.TimestampNTZType, *TIME_OF_DAY, T.NullType)
+_TEXT_IN_JSON: tuple[type[T.DataType], ...] = (
+    *TEXTS,
+    T.DateType,
+    T.TimestampNTZType,
+    *TIME_OF_DAY,
+    T.NullType,
+)
 
 
 def travelling_type(data_type: T.DataType) -> T.DataType:

@@ -5,7 +5,6 @@ Also finds where a MessagePack value ends, because msgspec does not say it.
 
 from __future__ import annotations
 
-import math
 import struct
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -14,18 +13,9 @@ import msgspec
 import numpy as np
 from pyspark.sql import types as T
 
-from pyspark_ckpt.operator.values.leaves import (
-    OWN_KINDS,
-    PLAIN_TYPES,
-    TIME_OF_DAY,
-    bounded,
-    decimal_writer,
-    microseconds_of,
-    shown_microseconds_of,
-    taken,
-    variant_parts,
-)
-from pyspark_ckpt.operator.values.wire_form import Converter, WireForm, fields_converter
+from pyspark_ckpt.operator.values.wire_form import WireForm, fields_converter
+from pyspark_ckpt.values.types import find_leaf, leaf_of
+from pyspark_ckpt.values.user import Converter
 
 UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError)
 """What msgspec raises for bytes that are not a value of the type; the second for bad texts."""
@@ -85,20 +75,6 @@ def _past_head(data: bytes, position: int) -> tuple[int, int]:
     return position + struct.calcsize(form), values * count
 
 
-_LEAF_TYPES: dict[type[T.DataType], Any] = {
-    **PLAIN_TYPES,
-    T.FloatType: float,
-    T.DoubleType: float,
-    T.DateType: bounded(32),
-    T.TimestampNTZType: bounded(64),
-    **dict.fromkeys(TIME_OF_DAY, bounded(64)),
-    T.DayTimeIntervalType: bounded(64),
-    T.VariantType: tuple[bytes, bytes],
-}
-_AS_SPARK: tuple[type[T.DataType], ...] = (
-    T.DateType, T.TimestampType, T.TimestampNTZType, *TIME_OF_DAY, T.DayTimeIntervalType,
-)  # fmt: skip
-_NAN = float("nan")
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -107,28 +83,21 @@ class MessagePackForm(WireForm):
 
     def leaf_type(self, data_type: T.DataType) -> Any:
         """Return the msgspec type of a leaf."""
-        return _LEAF_TYPES[type(data_type)]
+        return leaf_of(data_type).wire
 
     def leaf_writer(self, data_type: T.DataType) -> Converter:
         """Return a function from what a user gives for a leaf to its plain value."""
-        if isinstance(data_type, T.DecimalType):
-            return decimal_writer(data_type)
-        if isinstance(data_type, T.VariantType):
-            return variant_parts
-        if isinstance(data_type, T.TimestampType):
-            return microseconds_of
-        take = taken(data_type)
-        return _after(take, data_type.toInternal) if isinstance(data_type, _AS_SPARK) else take
+        row = leaf_of(data_type)
+        return row.take if row.write is None else row.write(data_type)
 
     def kinds_as_they_are(self, data_type: T.DataType) -> frozenset[type]:
         """Return the Python types of which a value is its own plain value."""
-        return OWN_KINDS.get(type(data_type), frozenset())
+        return leaf_of(data_type).as_they_are
 
     def leaf_reader(self, data_type: T.DataType) -> Converter | None:
         """Return a function from a plain value to the leaf, ``None`` if they are the same."""
-        if isinstance(data_type, T.VariantType):
-            return lambda parts: T.VariantVal(*parts)
-        return data_type.fromInternal if isinstance(data_type, _AS_SPARK) else None
+        read = leaf_of(data_type).read
+        return None if read is None else read(data_type)
 
     def struct_type(self, field_types: Sequence[Any]) -> Any:
         """Return the msgspec type of a struct."""
@@ -161,17 +130,11 @@ class StateForm(MessagePackForm):
 
     def leaf_writer(self, data_type: T.DataType) -> Converter:
         """Return a function from what a user gives for a leaf to its plain value."""
-        if isinstance(data_type, T.TimestampType):
-            return shown_microseconds_of
-        return super().leaf_writer(data_type)
+        return leaf_of(data_type).write_shown or super().leaf_writer(data_type)
 
 
 MESSAGE_PACK = MessagePackForm()
 STATE_FORM = StateForm()
-
-
-def _after(take: Converter, write: Converter) -> Converter:
-    return lambda value: write(take(value))
 
 
 def canonical_of(data_type: T.DataType) -> Converter | None:
@@ -180,15 +143,14 @@ def canonical_of(data_type: T.DataType) -> Converter | None:
     -0.0 becomes 0.0, all NaNs become the same NaN, and entries of maps are sorted by their bytes.
     ``None`` if equal values encode alike without it.
     """
-    if isinstance(data_type, T.FloatType | T.DoubleType):
-        return _canonical_float
     if isinstance(data_type, T.ArrayType):
         return _canonical_array(canonical_of(data_type.elementType))
     if isinstance(data_type, T.StructType):
         return canonical_fields(data_type)
     if isinstance(data_type, T.MapType):
         return _canonical_map(canonical_of(data_type.keyType), canonical_of(data_type.valueType))
-    return None
+    row = find_leaf(data_type)
+    return None if row is None or row.canonical is None else row.canonical.value
 
 
 def canonical_fields(schema: T.StructType) -> Converter | None:
@@ -200,11 +162,6 @@ def canonical_fields(schema: T.StructType) -> Converter | None:
 def canonical_floats(numbers: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Return :func:`canonical_of` for an array of floats."""
     return np.where(np.isnan(numbers), np.nan, numbers + 0.0).astype(numbers.dtype, copy=False)
-
-
-def _canonical_float(value: float) -> float:
-    # One NaN object, so that dictionaries find it.
-    return _NAN if math.isnan(value) else value + 0.0
 
 
 def _canonical_array(convert: Converter | None) -> Converter | None:

@@ -8,10 +8,9 @@ because nulls need no conversion in any form.
 from __future__ import annotations
 
 import datetime
-import time
 from abc import ABC, abstractmethod
 from collections import namedtuple
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
@@ -22,6 +21,9 @@ from pyspark.sql import Row
 from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import NotBuiltYetError
+from pyspark_ckpt.values.nesting import holds as holds
+from pyspark_ckpt.values.user import Converter as Converter
+from pyspark_ckpt.values.user import local_timestamp
 
 
 def row_type_of(names: list[str]) -> type[Row]:
@@ -38,27 +40,6 @@ def row_type_of(names: list[str]) -> type[Row]:
         if not hasattr(Row, name)
     }
     return type("Row", (Row,), {**by_name, "__fields__": names, "__slots__": ()})
-
-
-Converter = Callable[[Any], Any]
-
-
-def holds(data_type: T.DataType, kinds: type[T.DataType] | tuple[type[T.DataType], ...]) -> bool:
-    """Return whether a type is or contains one of these types."""
-    return any(isinstance(each, kinds) for each in types_in(data_type))
-
-
-def types_in(data_type: T.DataType) -> Iterator[T.DataType]:
-    """Yield a type and all types inside it."""
-    yield data_type
-    inner = {
-        T.ArrayType: ["elementType"], T.MapType: ["keyType", "valueType"],
-    }.get(type(data_type), [])  # fmt: skip
-    if isinstance(data_type, T.StructType):
-        for field in data_type.fields:
-            yield from types_in(field.dataType)
-    for name in inner:
-        yield from types_in(getattr(data_type, name))
 
 
 _EXACT_MICROSECONDS = 2**32 * 1_000_000
@@ -137,22 +118,6 @@ def dict_of_times(entries: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
     if len(made) < len(pairs):
         raise ValueError("a map has two keys in an hour that the local time repeats")
     return made
-
-
-_INSTANT = T.TimestampType()
-
-
-def local_timestamp(microseconds: int) -> datetime.datetime:
-    """Return an instant as a time of this process's zone, as PySpark's state shows it.
-
-    A local time outside the years 1 to 9999 raises ValueError, OverflowError or OSError.
-    """
-    try:
-        return _INSTANT.fromInternal(microseconds)
-    except (ValueError, OverflowError, OSError):
-        # It looks a day ahead and back, and the first and the last day have none there.
-        seconds, rest = divmod(microseconds, 1_000_000)
-        return datetime.datetime(*time.localtime(seconds)[:6], rest)  # noqa: DTZ001
 
 
 STATE_STYLE = ValueStyle(_row_of, dict, local_timestamp)

@@ -1,0 +1,593 @@
+"""The table of Spark types: all that the library knows of a type, one row for each.
+
+Arrays, maps and structs have no row: what is done with them follows from the types inside, see
+:mod:`pyspark_ckpt.values.nesting`. A type that this PySpark lacks has no row, as
+``TimeType`` before PySpark 4.1.
+
+A value has a *plain form*, which is stored: times are Spark's integers, structs are tuples. To add
+a type is to add a row, and its values to the conformance cases in
+``tests/unit/values/test_every_type.py``.
+"""
+
+from __future__ import annotations
+
+import datetime
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from decimal import ROUND_HALF_UP, Context, Decimal, InvalidOperation
+from enum import Enum, auto
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import Column
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from pyspark_ckpt.errors import NotBuiltYetError, StateValueError
+from pyspark_ckpt.values import hashing, user
+from pyspark_ckpt.values.nesting import types_in
+from pyspark_ckpt.values.user import Converter
+
+
+class Kind(Enum):
+    """What the values of a type mean: types of one kind differ in their size, or in rules."""
+
+    INTEGER = auto()
+    FRACTION = auto()
+    DECIMAL = auto()
+    BOOLEAN = auto()
+    TEXT = auto()
+    BINARY = auto()
+    DATE = auto()
+    INSTANT = auto()
+    LOCAL_TIME = auto()
+    TIME_OF_DAY = auto()
+    DURATION = auto()
+    MONTHS = auto()
+    VARIANT = auto()
+    NULL = auto()
+
+
+NUMBERS = frozenset({Kind.INTEGER, Kind.FRACTION, Kind.DECIMAL})
+MOMENTS = frozenset({Kind.INSTANT, Kind.LOCAL_TIME})
+
+
+class KeyForm(Enum):
+    """What a value is in a stored key."""
+
+    PLAIN = auto()
+    """The plain value."""
+
+    TEXT = auto()
+    """The text that Spark's cast makes of it."""
+
+    ENCODED = auto()
+    """The bytes of a tuple that has the plain value; so are all nested types."""
+
+
+class Order(Enum):
+    """How the least and greatest of values are found."""
+
+    NONE = auto()
+    """Not at all, nor does Arrow group by the type."""
+
+    ARROW = auto()
+    """By Arrow's own functions."""
+
+    RANKED = auto()
+    """By their ranks: Arrow's functions do not know the type, or order it otherwise than Spark."""
+
+
+@dataclass(frozen=True, slots=True)
+class Canonical:
+    """Functions that make equal values the same: of a plain value, an array, a column of Spark."""
+
+    value: Converter
+    array: Callable[[np.ndarray[Any, Any]], np.ndarray[Any, Any]]
+    column: Callable[[Column], Column]
+
+
+@dataclass(frozen=True, slots=True)
+class Widening:
+    """A type that holds all values of a stored type, if both are as `fits` says.
+
+    `convert` makes the plain value of the wanted type; it returns ``None`` if it is the same.
+    """
+
+    wanted: type[T.DataType]
+    fits: Callable[[Any, Any], bool] = lambda _stored, _wanted: True
+    convert: Callable[[Any, Any], Converter | None] = lambda _stored, _wanted: None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeafType:
+    """A row of the table. Functions of a type get the type with its parameters.
+
+    Parameters
+    ----------
+    spark : type
+        The class of the Spark type.
+    kind : Kind
+        What its values mean.
+    arrow : callable
+        The Arrow type of a type. Arrow has no type for an interval of months that other libraries
+        read: it is the number of months. A variant is a struct of its two binaries.
+    plain : type
+        The Python type of its plain values.
+    bits : int, optional
+        The size of plain values that are integers.
+    take : callable
+        Makes the type's own Python value of what a user gives, or raises.
+    is_stored_as_taken : bool, default False
+        Whether a Python value of the type `plain` is its own plain value.
+    write : callable, optional
+        The function from what a user gives to the plain value, for a type; `take` if left out.
+    write_shown : callable, optional
+        As `write`, for values that have to be readable in this process's time zone.
+    read : callable, optional
+        The function from a plain value to the type's own Python value, for a type; they are the
+        same if it is left out. An instant is shown as the reader's style says.
+    widens : tuple of Widening, optional
+        The types that a stored schema can evolve into.
+    is_key : bool, default True
+        Whether it can be a key, or part of one.
+    key_form : KeyForm, optional
+        What it is in a stored key.
+    key_text : callable, optional
+        Makes the text of a plain value, for KeyForm.TEXT.
+    hasher : callable, optional
+        The function from a plain value and a seed to Spark's hash, for a type.
+    hashed_as : pyspark.sql.types.DataType, optional
+        The type whose values Spark hashes as the plain values of this one, if it is another one.
+    canonical : Canonical, optional
+        Makes equal values the same, if they may differ.
+    order : Order, optional
+        How the least and greatest are found.
+    sum_type : callable, optional
+        The type of a sum, ``None`` if a type cannot be summed up.
+    pandas : str, optional
+        The nullable dtype of columns of states in pandas; an object column if left out.
+    is_filtered : bool, default False
+        Whether equal values have one form in the filters that Spark gives to a data source.
+    exact_up_to : float, optional
+        Above it, a value may stand for several integers.
+    whole_text : callable, optional
+        The pattern of the texts that are one value: Spark's cast takes others, and drops digits or
+        a zone.
+    python : str, optional
+        What a user gives for it, as errors say it; they name the Spark type if it is left out.
+    in_python : pyspark.sql.types.DataType, optional
+        The type to which Spark has to cast it for Python, if it is another one.
+    """
+
+    spark: type[T.DataType]
+    kind: Kind
+    arrow: Callable[[Any], pa.DataType]
+    plain: type
+    take: Converter
+    bits: int = 0
+    is_stored_as_taken: bool = False
+    write: Callable[[Any], Converter] | None = None
+    write_shown: Converter | None = None
+    read: Callable[[Any], Converter] | None = None
+    widens: tuple[Widening, ...] = ()
+    is_key: bool = True
+    key_form: KeyForm = KeyForm.ENCODED
+    key_text: Converter | None = None
+    hasher: Callable[[Any], Callable[[Any, int], int]] | None = None
+    hashed_as: T.DataType | None = None
+    canonical: Canonical | None = None
+    order: Order = Order.NONE
+    sum_type: Callable[[Any], T.DataType | None] = lambda _: None
+    pandas: str | None = None
+    is_filtered: bool = False
+    exact_up_to: float | None = None
+    whole_text: Callable[[Any], str] | None = None
+    python: str | None = None
+    in_python: T.DataType | None = None
+
+    @property
+    def wire(self) -> Any:
+        """The msgspec type of its plain values."""
+        if self.plain is int:
+            bound = 1 << (self.bits - 1)
+            return Annotated[int, msgspec.Meta(ge=-bound, le=bound - 1)]
+        return tuple[bytes, bytes] if self.plain is tuple else self.plain
+
+    @property
+    def as_they_are(self) -> frozenset[type]:
+        """The Python types whose values are their own plain values."""
+        return frozenset({self.plain} if self.is_stored_as_taken else ())
+
+
+def _always(value: Any) -> Callable[[Any], Any]:
+    return lambda _: value
+
+
+def _integer(
+    spark: type[T.DataType], bits: int, pandas: str, arrow: pa.DataType, *wider: type[T.DataType]
+) -> LeafType:
+    in_float = Widening(T.DoubleType, convert=lambda _stored, _wanted: float)
+    return LeafType(
+        spark=spark,
+        kind=Kind.INTEGER,
+        python="int",
+        arrow=_always(arrow),
+        plain=int,
+        bits=bits,
+        take=user.as_integer,
+        is_stored_as_taken=True,
+        widens=(*map(Widening, wider), in_float) if wider else (),
+        key_form=KeyForm.PLAIN,
+        hasher=_always(hashing.hash_long if bits == 64 else hashing.hash_integer),
+        order=Order.ARROW,
+        sum_type=_always(T.LongType()),
+        pandas=pandas,
+        is_filtered=True,
+    )
+
+
+_NAN = float("nan")
+
+_FLOATS_CANONICAL = Canonical(
+    # One NaN object, so that dictionaries find it. -0.0 + 0.0 is 0.0.
+    value=lambda value: _NAN if math.isnan(value) else value + 0.0,
+    array=lambda numbers: np.where(np.isnan(numbers), np.nan, numbers + 0.0).astype(
+        numbers.dtype, copy=False
+    ),
+    column=lambda column: F.when(F.isnan(column), F.lit(_NAN)).otherwise(column + F.lit(0.0)),
+)
+
+
+def _fraction(
+    spark: type[T.DataType], take: Converter, pandas: str, arrow: pa.DataType, digits: int
+) -> LeafType:
+    is_double = spark is T.DoubleType
+    return LeafType(
+        spark=spark,
+        kind=Kind.FRACTION,
+        python="float",
+        arrow=_always(arrow),
+        plain=float,
+        take=take,
+        is_stored_as_taken=is_double,
+        widens=() if is_double else (Widening(T.DoubleType),),
+        key_form=KeyForm.PLAIN,
+        hasher=_always(hashing.hash_float),
+        canonical=_FLOATS_CANONICAL,
+        order=Order.RANKED,
+        sum_type=_always(T.DoubleType()),
+        pandas=pandas,
+        exact_up_to=float(1 << digits),
+    )
+
+
+def _is_binary_text(_: T.DataType, wanted: T.StringType) -> bool:
+    return bool(wanted.isUTF8BinaryCollation())
+
+
+def _text(spark: type[T.DataType], **columns: Any) -> LeafType:
+    return LeafType(
+        spark=spark,
+        kind=Kind.TEXT,
+        python="str",
+        arrow=_always(pa.string()),
+        plain=str,
+        take=user.as_text,
+        is_stored_as_taken=True,
+        hasher=_always(hashing.hash_text),
+        **columns,
+    )
+
+
+def _text_with_length(spark: type[T.DataType]) -> LeafType:
+    """Return the row of a string as in Spark's rows; Spark checks the length in tables only."""
+    return _text(
+        spark,
+        widens=(Widening(T.StringType, fits=_is_binary_text),),
+        hashed_as=T.StringType(),
+        in_python=T.StringType(),
+    )
+
+
+_SUM_DIGITS = 10
+"""A sum of decimals has so many digits more, as in Spark."""
+
+MOST_SUMMED_DIGITS = 28
+"""A sum has ten digits more, and Arrow's decimals have 38."""
+
+
+def _sum_of_decimals(data_type: T.DecimalType) -> T.DecimalType | None:
+    if data_type.precision > MOST_SUMMED_DIGITS:
+        return None
+    return T.DecimalType(data_type.precision + _SUM_DIGITS, data_type.scale)
+
+
+def _holds_decimals(stored: T.DecimalType, wanted: T.DecimalType) -> bool:
+    more_digits = wanted.precision - stored.precision
+    more_decimals = wanted.scale - stored.scale
+    return 0 <= more_decimals <= more_digits and more_digits > 0
+
+
+def _rescale(stored: T.DecimalType, wanted: T.DecimalType) -> Converter | None:
+    if stored.scale == wanted.scale:
+        return None
+    exponent = Decimal(1).scaleb(-wanted.scale)
+    context = Context(prec=wanted.precision, rounding=ROUND_HALF_UP)
+
+    def rescale(value: Decimal) -> Decimal:
+        try:
+            return value.quantize(exponent, context=context)
+        except InvalidOperation as exc:
+            raise StateValueError(
+                f"the stored decimal {value} has more digits than its schema says and does not fit "
+                f"{wanted.simpleString()}; give the state a Migration with value="
+            ) from exc
+
+    return rescale
+
+
+def _time(
+    spark: type[T.DataType],
+    kind: Kind,
+    take: Converter,
+    arrow: pa.DataType,
+    **columns: Any,
+) -> LeafType:
+    """Return the row of a time, whose plain values are the integers that Spark has for them."""
+    bits = columns.pop("bits", 64)
+
+    def write(data_type: T.DataType) -> Converter:
+        to_integer = data_type.toInternal
+        return lambda value: to_integer(take(value))
+
+    given = {"write": write, "read": lambda data_type: data_type.fromInternal, **columns}
+    return LeafType(
+        spark=spark,
+        kind=kind,
+        arrow=_always(arrow),
+        plain=int,
+        bits=bits,
+        take=take,
+        hasher=_always(hashing.hash_integer if bits == 32 else hashing.hash_long),
+        hashed_as=T.IntegerType() if bits == 32 else T.LongType(),
+        **given,
+    )
+
+
+_LOCAL_EPOCH = datetime.datetime(1970, 1, 1)  # noqa: DTZ001
+
+
+def _local_time_text(microseconds: int) -> str:
+    """Return a timestamp without a zone as Spark casts it to text."""
+    time = _LOCAL_EPOCH + datetime.timedelta(microseconds=microseconds)
+    text = time.isoformat(" ", "seconds")
+    return f"{text}.{time.microsecond:06}".rstrip("0") if time.microsecond else text
+
+
+_DATE = r"\s*[+-]?\d+-\d{1,2}-\d{1,2}"
+_CLOCK = r"[ T]\d{1,2}:\d{1,2}(:\d{1,2}(\.\d{1,6}0*)?)?"
+
+
+def _whole_time_of_day(data_type: Any) -> str:
+    return rf"^\s*\d{{1,2}}:\d{{1,2}}(:\d{{1,2}}(\.\d{{0,{data_type.precision}}}0*)?)?\s*$"
+
+
+_VARIANT_PARTS = pa.struct(
+    [pa.field(name, pa.binary(), nullable=False) for name in ("value", "metadata")]
+)
+
+LEAVES: tuple[LeafType, ...] = (
+    _integer(T.ByteType, 8, "Int8", pa.int8(), T.ShortType, T.IntegerType, T.LongType),
+    _integer(T.ShortType, 16, "Int16", pa.int16(), T.IntegerType, T.LongType),
+    _integer(T.IntegerType, 32, "Int32", pa.int32(), T.LongType),
+    _integer(T.LongType, 64, "Int64", pa.int64()),
+    _fraction(T.FloatType, user.narrowed, "Float32", pa.float32(), 24),
+    _fraction(T.DoubleType, user.as_fraction, "Float64", pa.float64(), 53),
+    LeafType(
+        spark=T.DecimalType,
+        kind=Kind.DECIMAL,
+        python="Decimal",
+        arrow=lambda data_type: pa.decimal128(data_type.precision, data_type.scale),
+        plain=Decimal,
+        take=user.as_decimal,
+        write=user.decimal_writer,
+        widens=(Widening(T.DecimalType, fits=_holds_decimals, convert=_rescale),),
+        key_form=KeyForm.PLAIN,
+        hasher=lambda data_type: hashing.decimal_hash(data_type.precision, data_type.scale),
+        order=Order.ARROW,
+        sum_type=_sum_of_decimals,
+    ),
+    LeafType(
+        spark=T.BooleanType,
+        kind=Kind.BOOLEAN,
+        python="bool",
+        arrow=_always(pa.bool_()),
+        plain=bool,
+        take=user.as_truth,
+        is_stored_as_taken=True,
+        key_form=KeyForm.PLAIN,
+        hasher=_always(hashing.hash_integer),
+        order=Order.ARROW,
+        pandas="boolean",
+        is_filtered=True,
+    ),
+    _text(T.StringType, key_form=KeyForm.PLAIN, order=Order.RANKED, is_filtered=True),
+    _text_with_length(T.CharType),
+    _text_with_length(T.VarcharType),
+    LeafType(
+        spark=T.BinaryType,
+        kind=Kind.BINARY,
+        python="bytes",
+        arrow=_always(pa.binary()),
+        plain=bytes,
+        take=user.as_binary,
+        is_stored_as_taken=True,
+        key_form=KeyForm.PLAIN,
+        hasher=_always(hashing.hash_bytes),
+        order=Order.RANKED,
+        is_filtered=True,
+    ),
+    _time(
+        T.DateType,
+        Kind.DATE,
+        user.as_day,
+        pa.date32(),
+        python="date",
+        bits=32,
+        key_form=KeyForm.PLAIN,
+        order=Order.ARROW,
+        is_filtered=True,
+        whole_text=_always(rf"^{_DATE}([ T][0:.]*)?\s*$"),
+    ),
+    _time(
+        T.TimestampType,
+        Kind.INSTANT,
+        user.as_moment,
+        pa.timestamp("us", "UTC"),
+        python="datetime",
+        write=_always(user.microseconds_of),
+        write_shown=user.shown_microseconds_of,
+        key_form=KeyForm.PLAIN,
+        order=Order.ARROW,
+        whole_text=_always(rf"^{_DATE}({_CLOCK}\s*([A-Za-z+-].*)?)?\s*$"),
+    ),
+    _time(
+        T.TimestampNTZType,
+        Kind.LOCAL_TIME,
+        user.as_local_time,
+        pa.timestamp("us"),
+        python="datetime",
+        key_form=KeyForm.TEXT,
+        key_text=_local_time_text,
+        order=Order.ARROW,
+        whole_text=_always(rf"^{_DATE}({_CLOCK})?\s*$"),
+    ),
+    *(
+        _time(
+            T.TimeType,
+            Kind.TIME_OF_DAY,
+            user.as_time_of_day,
+            pa.time64("ns"),
+            whole_text=_whole_time_of_day,
+        )
+        for _ in range(hasattr(T, "TimeType"))  # since PySpark 4.1
+    ),
+    _time(
+        T.DayTimeIntervalType,
+        Kind.DURATION,
+        user.as_duration,
+        pa.duration("us"),
+        python="timedelta",
+    ),
+    LeafType(
+        spark=T.YearMonthIntervalType,
+        kind=Kind.MONTHS,  # Python has no type for them
+        arrow=_always(pa.int32()),
+        plain=int,
+        bits=32,
+        take=user.as_integer,
+        is_stored_as_taken=True,
+        hasher=_always(hashing.hash_integer),
+        hashed_as=T.IntegerType(),
+        in_python=T.IntegerType(),
+    ),
+    LeafType(
+        spark=T.VariantType,
+        kind=Kind.VARIANT,
+        arrow=_always(_VARIANT_PARTS),
+        plain=tuple,
+        take=user.as_variant,
+        write=_always(user.variant_parts),
+        read=_always(lambda parts: T.VariantVal(*parts)),
+        is_key=False,
+    ),
+    LeafType(
+        spark=T.NullType,
+        kind=Kind.NULL,
+        arrow=_always(pa.null()),
+        plain=type(None),
+        take=user.as_nothing,
+    ),
+)
+
+_ROWS = {row.spark: row for row in LEAVES}
+
+
+def find_leaf(data_type: T.DataType) -> LeafType | None:
+    """Return the row of a type, ``None`` if it is nested or not built yet."""
+    return _ROWS.get(type(data_type))
+
+
+def leaf_of(data_type: T.DataType) -> LeafType:
+    """Return the row of a type that is not nested."""
+    try:
+        return _ROWS[type(data_type)]
+    except KeyError:
+        raise NotBuiltYetError(
+            f"values of type {data_type.simpleString()} are not built yet"
+        ) from None
+
+
+def classes_of(*kinds: Kind) -> tuple[type[T.DataType], ...]:
+    """Return the Spark classes of kinds."""
+    return tuple(row.spark for row in LEAVES if row.kind in kinds)
+
+
+TEXTS = classes_of(Kind.TEXT)
+TIME_OF_DAY = classes_of(Kind.TIME_OF_DAY)
+"""The type of a time without a date, if this PySpark has it."""
+
+NO_KEYS = tuple(row.spark for row in LEAVES if not row.is_key)
+"""Types that cannot be keys, or part of them."""
+
+WITH_OTHER_EQUALS = tuple(row.spark for row in LEAVES if row.canonical)
+"""Types that have values which are equal and not the same."""
+
+
+def is_kind(data_type: T.DataType, *kinds: Kind) -> bool:
+    """Return whether a type is a leaf of these kinds."""
+    row = find_leaf(data_type)
+    return row is not None and row.kind in kinds
+
+
+def key_form_of(data_type: T.DataType) -> KeyForm:
+    """Return what values of a type are in a stored key."""
+    row = find_leaf(data_type)
+    return KeyForm.ENCODED if row is None else row.key_form
+
+
+def stored_key_type(fields: Sequence[T.StructField]) -> Any:
+    """Return the msgspec type of a stored key; decimals are stored as text."""
+    types = [Decimal | None if is_kind(each.dataType, Kind.DECIMAL) else Any for each in fields]
+    return tuple.__class_getitem__(tuple(types))
+
+
+def in_python(data_type: T.DataType) -> T.DataType:
+    """Return the type to which Spark has to cast a leaf for Python."""
+    row = find_leaf(data_type)
+    return data_type if row is None or row.in_python is None else row.in_python
+
+
+def hashed_as(data_type: T.DataType) -> T.DataType:
+    """Return the type of plain values of a leaf that Spark hashes as values of the leaf."""
+    row = find_leaf(data_type)
+    return data_type if row is None or row.hashed_as is None else row.hashed_as
+
+
+def is_collated(data_type: T.DataType) -> bool:
+    """Return whether it has texts that are equal, or ordered, otherwise than by their bytes."""
+    kinds = (getattr(each, "collation", "UTF8_BINARY") for each in types_in(data_type))
+    return any(kind != "UTF8_BINARY" for kind in kinds)
+
+
+def widening_of(stored: T.DataType, wanted: T.DataType) -> Widening | None:
+    """Return how values of a stored type become those of a wider one, ``None`` if it is not."""
+    row = find_leaf(stored)
+    for widening in () if row is None else row.widens:
+        if widening.wanted is type(wanted) and widening.fits(stored, wanted):
+            return widening
+    return None
