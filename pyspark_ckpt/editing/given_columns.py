@@ -20,8 +20,8 @@ from pyspark_ckpt.editing.typed_frames import TableColumns
 from pyspark_ckpt.errors import PlanError
 from pyspark_ckpt.operator.schema.evolution import PRESENT_MARK, is_mark
 from pyspark_ckpt.operator.values.leaves import TIME_OF_DAY
-from pyspark_ckpt.operator.values.wire_form import holds
 from pyspark_ckpt.spark.program import check_frame
+from pyspark_ckpt.values.nesting import holds
 
 _MONTHS = T.YearMonthIntervalType(T.YearMonthIntervalType.MONTH)
 _FRACTIONS = (T.FloatType, T.DoubleType)

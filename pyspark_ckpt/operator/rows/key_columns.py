@@ -20,8 +20,14 @@ from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import PlanError
 from pyspark_ckpt.operator.values.json import JsonKey
-from pyspark_ckpt.operator.values.message_pack import canonical_floats
-from pyspark_ckpt.operator.values.wire_form import holds
+from pyspark_ckpt.values.nesting import holds
+from pyspark_ckpt.values.types import (
+    NO_KEYS,
+    WITH_OTHER_EQUALS,
+    find_leaf,
+    is_collated,
+    leaf_of,
+)
 
 Codes = np.ndarray[Any, Any]
 
@@ -84,18 +90,14 @@ def stable_order(codes: Codes) -> Codes:
     return low[np.argsort(high[low].astype(np.uint16), kind="stable")]
 
 
-_NAN = float("nan")
-_FLOATS = (T.FloatType, T.DoubleType)
-
-
 def check_key(field: T.StructField) -> None:
     """Check that a column can be a key, of a query or of stored state; on the driver."""
-    if holds(field.dataType, (T.MapType, T.VariantType)):
+    if holds(field.dataType, (T.MapType, *NO_KEYS)):
         raise PlanError(
             f"key column {field.name!r} is {field.dataType.simpleString()}: maps and variants "
             "cannot be (part of) a key; key by values taken out of them"
         )
-    if _is_collated(field.dataType):
+    if is_collated(field.dataType):
         raise PlanError(
             f"key column {field.name!r} is {field.dataType.simpleString()}: texts that are equal "
             "by a collation would be different keys; key by a column that is the same for them, "
@@ -103,17 +105,9 @@ def check_key(field: T.StructField) -> None:
         )
 
 
-def _is_collated(data_type: T.DataType) -> bool:
-    if isinstance(data_type, T.StructType):
-        return any(_is_collated(field.dataType) for field in data_type.fields)
-    if isinstance(data_type, T.ArrayType):
-        return _is_collated(data_type.elementType)
-    return getattr(data_type, "collation", "UTF8_BINARY") != "UTF8_BINARY"
-
-
 def canonical_column(column: Column, data_type: T.DataType) -> Column:
     """Return a key column in which equal keys hash alike: -0.0 is 0.0 and all NaNs are one."""
-    if not holds(data_type, _FLOATS):
+    if not holds(data_type, WITH_OTHER_EQUALS):
         return column
     if isinstance(data_type, T.ArrayType):
         return F.transform(column, lambda item: canonical_column(item, data_type.elementType))
@@ -124,16 +118,19 @@ def canonical_column(column: Column, data_type: T.DataType) -> Column:
             for index, field in enumerate(data_type.fields)
         ]
         return F.when(column.isNotNull(), F.struct(*fields))
-    # -0.0 + 0.0 is 0.0, so that equal keys hash alike.
-    return F.when(F.isnan(column), F.lit(_NAN)).otherwise(column + F.lit(0.0))
+    canonical = leaf_of(data_type).canonical
+    assert canonical is not None
+    return canonical.column(column)
 
 
 def canonical_sent(column: pa.Array, data_type: T.DataType, json_key: JsonKey | None) -> pa.Array:
     """Return a key column as it travels with the same value for all that are one key."""
-    if not holds(data_type, _FLOATS):
+    if not holds(data_type, WITH_OTHER_EQUALS):
         return column
-    if json_key is None:
-        return pa.array(canonical_floats(column.to_numpy(zero_copy_only=False)))
+    canonical = None if (row := find_leaf(data_type)) is None else row.canonical
+    if canonical is not None:
+        return pa.array(canonical.array(column.to_numpy(zero_copy_only=False)))
+    assert json_key is not None  # a nested type has one
     texts = map(json_key.canonical_text, column.to_pylist())
     return pa.array(texts, column.type, size=len(column))
 

@@ -13,65 +13,18 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import types as T
 
-from pyspark_ckpt.errors import NotBuiltYetError
-from pyspark_ckpt.operator.values.leaves import TEXTS, TIME_OF_DAY
-
-_LEAVES: dict[type[T.DataType], pa.DataType] = {
-    T.BooleanType: pa.bool_(),
-    T.ByteType: pa.int8(),
-    T.ShortType: pa.int16(),
-    T.IntegerType: pa.int32(),
-    T.LongType: pa.int64(),
-    T.FloatType: pa.float32(),
-    T.DoubleType: pa.float64(),
-    **dict.fromkeys(TEXTS, pa.string()),
-    T.BinaryType: pa.binary(),
-    T.DateType: pa.date32(),
-    T.TimestampType: pa.timestamp("us", "UTC"),
-    T.TimestampNTZType: pa.timestamp("us"),
-    **dict.fromkeys(TIME_OF_DAY, pa.time64("ns")),
-    T.DayTimeIntervalType: pa.duration("us"),
-    T.YearMonthIntervalType: pa.int32(),
-    T.VariantType: pa.struct(
-        [
-            pa.field("value", pa.binary(), nullable=False),
-            pa.field("metadata", pa.binary(), nullable=False),
-        ]
-    ),
-    T.NullType: pa.null(),
-}
-
-
-_INTEGERS: dict[type[T.DataType], pa.DataType] = {
-    T.DateType: pa.int32(),
-    T.TimestampType: pa.int64(),
-    T.TimestampNTZType: pa.int64(),
-    **dict.fromkeys(TIME_OF_DAY, pa.int64()),
-    T.DayTimeIntervalType: pa.int64(),
-}
-"""What times are in plain form."""
+from pyspark_ckpt.values.types import leaf_of
 
 
 def arrow_type(data_type: T.DataType) -> pa.DataType:
-    """Return the Arrow type of a Spark type.
-
-    Arrow has no type for an interval of months that other libraries read: it is the number of
-    months. A variant is a struct of its two binaries.
-    """
-    if isinstance(data_type, T.DecimalType):
-        return pa.decimal128(data_type.precision, data_type.scale)
+    """Return the Arrow type of a Spark type."""
     if isinstance(data_type, T.ArrayType):
         return pa.list_(arrow_type(data_type.elementType))
     if isinstance(data_type, T.MapType):
         return pa.map_(arrow_type(data_type.keyType), arrow_type(data_type.valueType))
     if isinstance(data_type, T.StructType):
         return pa.struct([(field.name, arrow_type(field.dataType)) for field in data_type.fields])
-    try:
-        return _LEAVES[type(data_type)]
-    except KeyError:
-        raise NotBuiltYetError(
-            f"values of type {data_type.simpleString()} are not built yet"
-        ) from None
+    return leaf_of(data_type).arrow(data_type)
 
 
 def in_type(column: Any, wanted: pa.DataType) -> Any:
@@ -159,9 +112,9 @@ def plain_values(
         structs = zip(*fields, strict=True) if fields else [()] * len(array)
         valid = array.is_valid().to_pylist()
         return [each if is_valid else None for each, is_valid in zip(structs, valid, strict=True)]
-    integers = _INTEGERS.get(type(data_type))
-    if integers is not None:
-        array = array.cast(arrow_type(data_type)).cast(integers)
+    kind = arrow_type(data_type)
+    if pa.types.is_temporal(kind):
+        array = array.cast(kind).cast(pa.int32() if kind.bit_width == 32 else pa.int64())
     values_of_leaf: list[Any] = array.to_pylist()
     return values_of_leaf
 

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
-import numpy as np
 from pyspark.sql import types as T
 
 from pyspark_ckpt.operator.values.wire_form import WireForm, fields_converter
@@ -157,11 +156,6 @@ def canonical_fields(schema: T.StructType) -> Converter | None:
     """Return :func:`canonical_of` for a sequence of a schema's plain values."""
     converters = [canonical_of(field.dataType) for field in schema.fields]
     return fields_converter(converters) if any(converters) else None
-
-
-def canonical_floats(numbers: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return :func:`canonical_of` for an array of floats."""
-    return np.where(np.isnan(numbers), np.nan, numbers + 0.0).astype(numbers.dtype, copy=False)
 
 
 def _canonical_array(convert: Converter | None) -> Converter | None:

@@ -21,11 +21,9 @@ from pyspark_ckpt.errors import StateValueError
 from pyspark_ckpt.operator.task_failure import shown
 from pyspark_ckpt.operator.values.arrow_values import plain_values
 from pyspark_ckpt.operator.values.codec import TupleCodec
-from pyspark_ckpt.operator.values.leaves import TEXTS
-from pyspark_ckpt.operator.values.message_pack import canonical_floats
 from pyspark_ckpt.operator.values.sent_columns import first_bad_text
-from pyspark_ckpt.operator.values.transport import travels_as_json
-from pyspark_ckpt.operator.values.wire_form import holds
+from pyspark_ckpt.values.nesting import holds
+from pyspark_ckpt.values.types import TEXTS, Canonical, KeyForm, find_leaf
 
 Bytes = np.ndarray[Any, Any]
 
@@ -33,10 +31,6 @@ _NULL = 0xC0
 _MARK_BYTES = 1
 _MOST_BYTES = 9
 _FIX_TUPLE = 15
-_AS_INTEGERS = (
-    T.ByteType, T.ShortType, T.IntegerType, T.LongType, T.DateType, T.TimestampType,
-    T.TimestampNTZType, T.DayTimeIntervalType, T.YearMonthIntervalType,
-)  # fmt: skip
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -102,23 +96,20 @@ def tuple_head(width: int) -> bytes:
 
 def _encoded_column(column: pa.Array, field: T.StructField, form: Form) -> list[pa.Array]:
     """Return the parts of a column whose concatenation is the encoded column."""
-    data_type = field.dataType
-    is_text_of_key = form is Form.KEY and isinstance(data_type, T.TimestampNTZType)
-    if form is Form.KEY and travels_as_json(data_type):
-        return _binaries(_nested_key(column, field), 0xC4)
-    if isinstance(data_type, _AS_INTEGERS) and not is_text_of_key:
-        return [_integers(column)]
-    if isinstance(data_type, T.FloatType | T.DoubleType):
-        return [_floats(column, is_key=form is not Form.VALUE)]
-    if isinstance(data_type, T.BooleanType):
-        return [_booleans(column)]
-    if isinstance(data_type, TEXTS):
-        return _texts(column)
-    if isinstance(data_type, T.BinaryType):
-        return _binaries(column, 0xC4)
-    if is_text_of_key:
-        return _texts(pa.array(map(_local_time_text, column.to_pylist()), pa.string()))
-    return [_by_codec(column, field, form)]
+    row = find_leaf(field.dataType)
+    if form is Form.KEY:
+        if row is None or row.key_form is KeyForm.ENCODED:
+            return _binaries(_nested_key(column, field))
+        if row.key_text is not None:
+            numbers = column.cast(pa.int64()).to_pylist()
+            texts = [None if number is None else row.key_text(number) for number in numbers]
+            return _texts(pa.array(texts, pa.string()))
+    if row is None:
+        return [_by_codec(column, field, form)]
+    if row.plain is float:
+        return [_floats(column, None if form is Form.VALUE else row.canonical)]
+    encode = _ENCODERS.get(row.plain)
+    return [_by_codec(column, field, form)] if encode is None else encode(column)
 
 
 def _check_texts(column: pa.Array, field: T.StructField) -> None:
@@ -137,7 +128,7 @@ def _flags(column: pa.Array) -> Bytes | None:
     return flags
 
 
-def _integers(column: pa.Array) -> pa.BinaryArray:
+def _integers(column: pa.Array) -> list[pa.Array]:
     nulls = _flags(column)
     plain = column.cast(pa.int32()) if pa.types.is_date(column.type) else column
     numbers = plain.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
@@ -159,14 +150,14 @@ def _integers(column: pa.Array) -> pa.BinaryArray:
     if nulls is not None:
         matrix[nulls, 0] = _NULL
         lengths[nulls] = 1
-    return _ragged(matrix, lengths)
+    return [_ragged(matrix, lengths)]
 
 
-def _floats(column: pa.Array, *, is_key: bool) -> pa.BinaryArray:
+def _floats(column: pa.Array, canonical: Canonical | None) -> pa.BinaryArray:
     nulls = _flags(column)
     numbers = column.cast(pa.float64()).fill_null(0.0).to_numpy(zero_copy_only=False)
-    if is_key:
-        numbers = canonical_floats(numbers)
+    if canonical is not None:
+        numbers = canonical.array(numbers)
     matrix = np.empty((len(numbers), _MOST_BYTES), np.uint8)
     matrix[:, 0] = 0xCB
     matrix[:, 1:] = big_endian(numbers)
@@ -176,13 +167,13 @@ def _floats(column: pa.Array, *, is_key: bool) -> pa.BinaryArray:
     return _ragged(matrix, np.where(nulls, _MARK_BYTES, _MOST_BYTES))
 
 
-def _booleans(column: pa.Array) -> pa.BinaryArray:
+def _booleans(column: pa.Array) -> list[pa.Array]:
     nulls = _flags(column)
     flags = column.fill_null(False).to_numpy(zero_copy_only=False)  # noqa: FBT003  # of Arrow
     marks = np.where(flags, np.uint8(0xC3), np.uint8(0xC2))
     if nulls is not None:
         marks[nulls] = _NULL
-    return fixed_width(marks.reshape(-1, 1))
+    return [fixed_width(marks.reshape(-1, 1))]
 
 
 def _texts(column: pa.Array) -> list[pa.Array]:
@@ -195,14 +186,22 @@ def _texts(column: pa.Array) -> list[pa.Array]:
     return _with_heads(plain, heads, widths)
 
 
-def _binaries(column: pa.Array, mark: int) -> list[pa.Array]:
+def _binaries(column: pa.Array) -> list[pa.Array]:
     plain = column.cast(pa.binary())
     lengths = _lengths(plain)
     heads = np.zeros((len(lengths), 5), np.uint8)
     widths = np.ones(len(lengths), np.int64)
-    ranges = ((0, 1 << 8, mark), (1 << 8, 1 << 16, mark + 1))
-    _set_heads(heads, widths, lengths, ranges, mark + 2)
+    _set_heads(heads, widths, lengths, ((0, 1 << 8, 0xC4), (1 << 8, 1 << 16, 0xC5)), 0xC6)
     return _with_heads(plain, heads, widths)
+
+
+_ENCODERS: dict[type, Callable[[pa.Array], list[pa.Array]]] = {
+    int: _integers,
+    bool: _booleans,
+    str: _texts,
+    bytes: _binaries,
+}
+"""By the Python type of plain values. Floats are encoded by :func:`_floats`."""
 
 
 def _set_heads(
@@ -297,13 +296,3 @@ def _codec(field: T.StructField, *, is_key: bool) -> TupleCodec:
 
 def _decimal_text(value: Decimal | None) -> bytes:
     return _encode(value)
-
-
-def _local_time_text(value: Any) -> str | None:
-    """Return a time without a zone as Spark's cast to text does, without trailing zeros."""
-    if value is None:
-        return None
-    text: str = value.isoformat(
-        sep=" ", timespec="microseconds" if value.microsecond else "seconds"
-    )
-    return text.rstrip("0") if value.microsecond else text

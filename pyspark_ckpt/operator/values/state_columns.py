@@ -16,22 +16,9 @@ from pyspark_ckpt.errors import StateValueError
 from pyspark_ckpt.operator.values.arrow_forms import cast, whole
 from pyspark_ckpt.operator.values.arrow_values import arrow_array, arrow_type
 from pyspark_ckpt.operator.values.codec import required_decoder
-from pyspark_ckpt.operator.values.leaves import TEXTS
 from pyspark_ckpt.operator.values.message_pack_columns import Form, encoded_tuples, repeated
 from pyspark_ckpt.operator.values.stored_columns import stored_columns
-
-_NULLABLE: dict[type[T.DataType], str] = {
-    T.ByteType: "Int8",
-    T.ShortType: "Int16",
-    T.IntegerType: "Int32",
-    T.LongType: "Int64",
-    T.FloatType: "Float32",
-    T.DoubleType: "Float64",
-    T.BooleanType: "boolean",
-}
-_INTEGERS = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
-_IN_FRAMES = {*_NULLABLE, *TEXTS, T.BinaryType}
-"""Types whose values in a frame are made of an Arrow column as a whole."""
+from pyspark_ckpt.values.types import Kind, LeafType, find_leaf, is_kind
 
 
 class ValueColumns:
@@ -75,7 +62,7 @@ class ValueColumns:
         self, stored: Sequence[bytes | None], prefix: bytes, index: pd.Index[Any]
     ) -> pd.DataFrame | None:
         """Return encoded tuples as :meth:`frame` does; ``None`` if the codec has to read them."""
-        if not all(type(field.dataType) in _IN_FRAMES for field in self._schema.fields):
+        if not all(_is_made_as_a_whole(field.dataType) for field in self._schema.fields):
             return None
         columns = stored_columns(stored, self._schema, prefix)
         if columns is None:
@@ -182,55 +169,50 @@ def null_where_none_may_be(
     return None
 
 
+def _is_made_as_a_whole(data_type: T.DataType) -> bool:
+    """Return whether values in a frame are made of an Arrow column as a whole."""
+    row = find_leaf(data_type)
+    return row is not None and (row.pandas is not None or row.plain in (str, bytes))
+
+
 def _series(data_type: T.DataType, column: Sequence[Any], index: pd.Index[Any]) -> pd.Series[Any]:
-    if type(data_type) not in _NULLABLE:
+    row = find_leaf(data_type)
+    if row is None or row.pandas is None:
         return pd.Series(list(column), index=index, dtype=object)
-    kind = _dtype(data_type)
     filled = column
     mask = np.zeros(len(column), dtype=bool)
     if None in column:
         mask = np.fromiter((value is None for value in column), dtype=bool, count=len(column))
         filled = [0 if value is None else value for value in column]
-    return _nullable(data_type, np.array(filled, dtype=kind), mask, index)
+    return _nullable(row, filled, mask, index)
 
 
 def _series_of(data_type: T.DataType, column: pa.Array, index: pd.Index[Any]) -> pd.Series[Any]:
-    if type(data_type) not in _NULLABLE:
+    row = find_leaf(data_type)
+    if row is None or row.pandas is None:
         return pd.Series(column.to_numpy(zero_copy_only=False), index=index, dtype=object)
     mask = np.array(column.is_null())
-    filled = column.fill_null(False if isinstance(data_type, T.BooleanType) else 0)
-    return _nullable(data_type, np.array(filled, dtype=_dtype(data_type)), mask, index)
-
-
-def _dtype(data_type: T.DataType) -> str:
-    return _NULLABLE[type(data_type)].lower().replace("boolean", "bool")
+    filled = column.fill_null(False if row.kind is Kind.BOOLEAN else 0)
+    return _nullable(row, filled, mask, index)
 
 
 def _nullable(
-    data_type: T.DataType,
-    numbers: np.ndarray[Any, Any],
-    mask: np.ndarray[Any, Any],
-    index: pd.Index[Any],
+    row: LeafType, filled: Any, mask: np.ndarray[Any, Any], index: pd.Index[Any]
 ) -> pd.Series[Any]:
-    array: Any
-    if isinstance(data_type, T.BooleanType):
-        array = pd.arrays.BooleanArray(numbers, mask)
-    elif isinstance(data_type, _INTEGERS):
-        array = pd.arrays.IntegerArray(numbers, mask)
-    else:
-        array = pd.arrays.FloatingArray(numbers, mask)
+    dtype: Any = pd.api.types.pandas_dtype(row.pandas)
+    array = dtype.construct_array_type()(np.array(filled, dtype=dtype.numpy_dtype), mask)
     return pd.Series(array, index=index)
 
 
 def _values(field: T.StructField, series: pd.Series[Any]) -> list[Any]:
     if isinstance(series.dtype, np.dtype) and series.dtype.kind in "iub":
         return series.tolist()
-    if isinstance(field.dataType, _INTEGERS) and series.dtype.kind == "f":
+    if is_kind(field.dataType, Kind.INTEGER) and series.dtype.kind == "f":
         return _whole_numbers(series)
     if isinstance(series.dtype, np.dtype) and series.dtype.kind == "f":
         return series.tolist()
     values = series.tolist()
-    if isinstance(field.dataType, T.FloatType | T.DoubleType):
+    if is_kind(field.dataType, Kind.FRACTION):
         return [None if value is None or value is pd.NA else value for value in values]
     nulls = series.isna().tolist()
     return [None if is_null else value for value, is_null in zip(values, nulls, strict=True)]
@@ -245,33 +227,23 @@ def _whole_numbers(series: pd.Series[Any]) -> list[Any]:
     ]
 
 
-_ARROW_NUMBERS: dict[type[T.DataType], tuple[pa.DataType, str]] = {
-    T.ByteType: (pa.int8(), "iu"),
-    T.ShortType: (pa.int16(), "iu"),
-    T.IntegerType: (pa.int32(), "iu"),
-    T.LongType: (pa.int64(), "iu"),
-    T.DoubleType: (pa.float64(), "f"),
-    T.BooleanType: (pa.bool_(), "b"),
-}
-"""Types whose columns are encoded as a whole, and the kinds of pandas columns that can be."""
-
-_ARROW_OBJECTS: dict[type[T.DataType], tuple[pa.DataType, type]] = {
-    T.StringType: (pa.string(), str),
-    T.BinaryType: (pa.binary(), bytes),
-}
+_NUMBERS = {Kind.INTEGER: "iu", Kind.FRACTION: "f", Kind.BOOLEAN: "b"}
+"""The kinds of pandas columns that are encoded as a whole."""
 
 
 def arrow_column(data_type: T.DataType, series: pd.Series[Any]) -> pa.Array | None:
     """Return a column as Arrow has it, ``None`` if its values must be looked at one by one."""
+    row = find_leaf(data_type)
+    if row is None or not row.is_stored_as_taken:
+        return None
+    wanted = row.arrow(data_type)
     try:
-        if type(data_type) in _ARROW_NUMBERS:
-            arrow_type, kinds = _ARROW_NUMBERS[type(data_type)]
-            return _numbers(series, arrow_type, kinds)
-        if type(data_type) in _ARROW_OBJECTS and series.dtype == object:
-            arrow_type, kind = _ARROW_OBJECTS[type(data_type)]
+        if row.pandas is not None:
+            return _numbers(series, wanted, _NUMBERS[row.kind])
+        if row.plain in (str, bytes) and series.dtype == object:
             values = series.to_numpy()
-            if set(map(type, values)) <= {kind, type(None)}:
-                return pa.array(values, arrow_type, from_pandas=False)
+            if set(map(type, values)) <= {row.plain, type(None)}:
+                return pa.array(values, wanted, from_pandas=False)
     except (pa.ArrowException, UnicodeError):
         pass  # the codec names the value that does not fit
     return None

@@ -15,8 +15,8 @@ import pyarrow as pa
 from pyspark.sql import types as T
 
 from pyspark_ckpt.operator.values.arrow_values import arrow_type
-from pyspark_ckpt.operator.values.leaves import TEXTS, TIME_OF_DAY
 from pyspark_ckpt.operator.values.message_pack_columns import tuple_head
+from pyspark_ckpt.values.types import find_leaf
 
 Numbers = np.ndarray[Any, Any]
 Read = tuple[pa.Array, Numbers]
@@ -47,7 +47,8 @@ def stored_columns(
     `prefix` is what tuples of this schema begin with. The columns have the types of
     :func:`arrow_type`. Returns ``None`` if the codec has to read the tuples.
     """
-    readers = [_READERS.get(type(field.dataType)) for field in schema.fields]
+    rows = [find_leaf(field.dataType) for field in schema.fields]
+    readers = [None if row is None else _READERS.get(row.plain) for row in rows]
     found = [data for data in stored if data is not None]
     if not found or not readers or None in readers:
         return None
@@ -179,17 +180,11 @@ def _validity(nulls: Numbers) -> pa.Buffer | None:
     return pa.array(~nulls).buffers()[1]
 
 
-_READERS: dict[type[T.DataType], Callable[[Numbers, Numbers, pa.DataType], Read]] = {
-    **dict.fromkeys(
-        (
-            T.ByteType, T.ShortType, T.IntegerType, T.LongType, T.DateType, T.TimestampType,
-            T.TimestampNTZType, T.DayTimeIntervalType, T.YearMonthIntervalType, *TIME_OF_DAY,
-        ),
-        _integers,
-    ),
-    T.FloatType: _floats,
-    T.DoubleType: _floats,
-    T.BooleanType: _booleans,
-    **dict.fromkeys(TEXTS, _texts),
-    T.BinaryType: _binaries,
-}  # fmt: skip
+_READERS: dict[type, Callable[[Numbers, Numbers, pa.DataType], Read]] = {
+    int: _integers,
+    float: _floats,
+    bool: _booleans,
+    str: _texts,
+    bytes: _binaries,
+}
+"""By the Python type of plain values."""
