@@ -22,7 +22,6 @@ from pyspark.sql import types as T
 from pyspark_ckpt.errors import CorruptFileError, StateValueError
 from pyspark_ckpt.formats.handle import StateDescriptor
 from pyspark_ckpt.formats.modes import TtlTime, TtlVisibility
-from pyspark_ckpt.operator.rescale.key_hashing import stored_key_type
 from pyspark_ckpt.operator.table.catalog import codec_of, struct_type
 from pyspark_ckpt.operator.table.time_to_live import (
     NEVER_EXPIRES_MS,
@@ -33,8 +32,8 @@ from pyspark_ckpt.operator.table.time_to_live import (
 from pyspark_ckpt.operator.values.arrow_values import arrow_array, arrow_type
 from pyspark_ckpt.operator.values.codec import VERSION_BYTES, VERSION_MARK
 from pyspark_ckpt.operator.values.message_pack import MESSAGE_PACK, UNREADABLE
-from pyspark_ckpt.operator.values.transport import travels_as_json
 from pyspark_ckpt.operator.values.wire_form import wire_type
+from pyspark_ckpt.values.types import KeyForm, key_form_of, stored_key_type
 
 TIME = pa.timestamp("ms", "UTC")
 _FIRST_MS = int(datetime(1, 1, 2, tzinfo=timezone.utc).timestamp()) * 1000
@@ -175,14 +174,15 @@ class _KeyColumn:
     def __init__(self, field: T.StructField) -> None:
         self._type = field.dataType
         self._decode = None
-        if travels_as_json(field.dataType):
+        self._form = key_form_of(field.dataType)
+        if self._form is KeyForm.ENCODED:
             wire = wire_type(MESSAGE_PACK, field.dataType)
             self._decode = msgspec.msgpack.Decoder(tuple.__class_getitem__((wire,))).decode
 
     def array(self, stored: list[Any]) -> pa.Array:
         if self._decode is not None:
             return arrow_array(self._type, [self._decode(data)[0] for data in stored])
-        if isinstance(self._type, T.TimestampNTZType):  # stored as text
+        if self._form is KeyForm.TEXT:
             return pa.array(stored, pa.string()).cast(arrow_type(self._type))
         return arrow_array(self._type, stored)
 

@@ -35,15 +35,10 @@ from pyspark_ckpt.snapshot.pin import LEASE_MS
 from pyspark_ckpt.snapshot.snapshot import Snapshot, open_state
 from pyspark_ckpt.snapshot.views import StateView, TableView
 from pyspark_ckpt.stores.reader_pins import PinFile, encode_pin, pin_files, pin_name
+from pyspark_ckpt.values.types import find_leaf
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter
-
-_EQUAL_AS_STORED = (
-    T.StringType, T.BinaryType, T.BooleanType, T.ByteType, T.ShortType, T.IntegerType, T.LongType,
-    T.DateType,
-)  # fmt: skip
-"""Types of key columns whose equal values have one stored form, and one form in filters."""
 
 _TABLES = ("state", "timers", "raw")
 
@@ -286,7 +281,8 @@ def _key_of(view: StateView, equal: dict[tuple[str, ...], Any]) -> tuple[Any, ..
     fields = from_arrow_schema(pa.schema(view.key_fields), prefer_timestamp_ntz=True).fields
     if not fields or any((field.name,) not in equal for field in fields):
         return None
-    if not all(isinstance(field.dataType, _EQUAL_AS_STORED) for field in fields):
+    rows = [find_leaf(field.dataType) for field in fields]
+    if not all(row is not None and row.is_filtered for row in rows):
         return None
     key = tuple(equal[field.name,] for field in fields)
     try:

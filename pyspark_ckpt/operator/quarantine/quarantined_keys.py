@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
 from itertools import groupby
 from typing import Any
 
@@ -28,6 +27,7 @@ from pyspark_ckpt.operator.table.catalog import codec_of
 from pyspark_ckpt.operator.table.keys import StoredKey
 from pyspark_ckpt.operator.table.stored_keys import encode_key_group
 from pyspark_ckpt.operator.values.codec import TupleCodec
+from pyspark_ckpt.values.types import stored_key_type
 
 KEYS_STATE = LIBRARY_PREFIX
 
@@ -253,12 +253,8 @@ class _SentValues:
 
     def __init__(self, schema: T.StructType | None) -> None:
         assert schema is not None
-        types = [
-            Decimal | None if isinstance(field.dataType, T.DecimalType) else Any
-            for field in schema.fields
-        ]
         self.encode = msgspec.msgpack.Encoder().encode
-        self.decode = msgspec.msgpack.Decoder(tuple.__class_getitem__(tuple(types))).decode
+        self.decode = msgspec.msgpack.Decoder(stored_key_type(schema.fields)).decode
 
     @property
     def plain(self) -> _SentValues:

@@ -9,15 +9,13 @@ from hypothesis import strategies as st
 from pyspark_ckpt.errors import PlanError
 from pyspark_ckpt.operator.rows.keys import (
     MAX_MAX_PARALLELISM,
-    SEED,
     check_max_parallelism,
     default_max_parallelism,
-    hash_integer,
     key_groups_of,
-    signed,
     subtask_of,
     subtask_tokens,
 )
+from pyspark_ckpt.values.hashing import SEED, hash_integer, signed
 
 PARALLELISMS = [1, 2, 3, 4, 5, 7, 8, 16, 127, 128]
 MAX_PARALLELISMS = [128, 129, 200, 1000, MAX_MAX_PARALLELISM]
