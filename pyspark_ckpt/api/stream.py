@@ -31,10 +31,10 @@ from pyspark_ckpt.operator.plan.operator import (
 from pyspark_ckpt.operator.plan.parallelism import parallelism_of
 from pyspark_ckpt.operator.rows.input import InputColumns
 from pyspark_ckpt.operator.rows.keys import check_max_parallelism, default_max_parallelism
-from pyspark_ckpt.operator.schema.evolution import same_type
 from pyspark_ckpt.operator.table.keys import KEY_POSITION
 from pyspark_ckpt.spark.program import check_frame
 from pyspark_ckpt.spark.session import frame_of_groups, is_grouped
+from pyspark_ckpt.values.nesting import same_type
 
 
 def key_by(df: DataFrame, *columns: str | Column, maxParallelism: int | None = None) -> KeyedStream:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
-from pyspark_ckpt.editing.given_columns import in_python
 from pyspark_ckpt.editing.key_search import KeyBytes, KeySearch
 from pyspark_ckpt.editing.operator_job import OperatorJob
 from pyspark_ckpt.editing.state_edit import StateEdit, stored_operator
@@ -28,6 +27,7 @@ from pyspark_ckpt.spark.paths import qualified_path
 from pyspark_ckpt.spark.program import check_frame
 from pyspark_ckpt.spark.session import session_in_use
 from pyspark_ckpt.storage.open import LocalStorage, Storage, open_storage
+from pyspark_ckpt.values.types import in_python
 
 _MOST_LEVELS = 10
 _OF_SAVEPOINTS = {METADATA_NAME, IN_PROGRESS_NAME}

@@ -7,7 +7,6 @@ be another one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from functools import partial, reduce
 from operator import or_
 
@@ -19,37 +18,14 @@ from pyspark.sql import types as T
 from pyspark_ckpt.editing.typed_frames import TableColumns
 from pyspark_ckpt.errors import PlanError
 from pyspark_ckpt.operator.schema.evolution import PRESENT_MARK, is_mark
-from pyspark_ckpt.operator.values.leaves import TIME_OF_DAY
 from pyspark_ckpt.spark.program import check_frame
-from pyspark_ckpt.values.nesting import holds
+from pyspark_ckpt.values.nesting import holds, mapped, pairs
+from pyspark_ckpt.values.types import MOMENTS, NUMBERS, Kind, find_leaf, in_python, kind_of
 
 _MONTHS = T.YearMonthIntervalType(T.YearMonthIntervalType.MONTH)
-_FRACTIONS = (T.FloatType, T.DoubleType)
-
-_EXACT = {T.FloatType: float(1 << 24), T.DoubleType: float(1 << 53)}
-"""Above these, a float may stand for several integers."""
-
-_INTEGERS = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
-
-_WIDER: dict[type[T.DataType], tuple[type[T.DataType], ...]] = {
-    kind: _INTEGERS[place:] for place, kind in enumerate(_INTEGERS)
-}
-
-_TEXTS = (T.StringType, T.CharType, T.VarcharType)
 _EXACT_TEXT = T.DecimalType(38, 18)
-_DATE = r"\s*[+-]?\d+-\d{1,2}-\d{1,2}"
-_CLOCK = r"[ T]\d{1,2}:\d{1,2}(:\d{1,2}(\.\d{1,6}0*)?)?"
-
-_WHOLE_TIMES: dict[type[T.DataType], str] = {
-    T.DateType: rf"^{_DATE}([ T][0:.]*)?\s*$",
-    T.TimestampNTZType: rf"^{_DATE}({_CLOCK})?\s*$",
-    T.TimestampType: rf"^{_DATE}({_CLOCK}\s*([A-Za-z+-].*)?)?\s*$",
-}
-"""Texts that are one date or time: Spark also takes a year, or drops digits or a zone."""
-
-_NUMBERS = (T.NumericType, T.BooleanType)
-_MOMENTS = (T.TimestampType, T.TimestampNTZType)
-_TIMES = (T.DateType, *_MOMENTS, T.DayTimeIntervalType, *TIME_OF_DAY)
+_NUMBERS = NUMBERS | {Kind.BOOLEAN}
+_TIMES = MOMENTS | {Kind.DATE, Kind.DURATION, Kind.TIME_OF_DAY}
 
 
 def quoted(name: str) -> Column:
@@ -102,29 +78,12 @@ def in_spark(columns: TableColumns) -> T.StructType:
     return T.StructType([T.StructField(name, kind) for name, kind in fields])
 
 
-def in_python(data_type: T.DataType) -> T.DataType:
-    """Return the type in which a column comes to Python.
-
-    Spark has no texts of fixed length there. Intervals of years and months, which Spark does not
-    give to Python over Arrow, are numbers of months.
-    """
-    return _leaves(data_type, _leaf_in_python)
-
-
-def _leaf_in_python(data_type: T.DataType) -> T.DataType:
-    if isinstance(data_type, T.CharType | T.VarcharType):
-        return T.StringType()
-    if isinstance(data_type, T.YearMonthIntervalType):
-        return T.IntegerType()
-    return data_type
-
-
 def _cast(rows: DataFrame, name: str, kind: T.DataType, where: str) -> Column:
     column, given = quoted(name), rows.schema[name].dataType
     if given == kind:
         return column
     if holds(given, T.YearMonthIntervalType):  # Spark casts only months to numbers
-        given = _leaves(given, _in_months)
+        given = mapped(given, _in_months)
         column = column.cast(given)
     what = f"{where}: column {name!r}"
     column = _by_name(column, given, kind, what)
@@ -216,18 +175,6 @@ def _in_months(data_type: T.DataType) -> T.DataType:
     return _MONTHS if is_interval else data_type
 
 
-def _leaves(data_type: T.DataType, leaf: Callable[[T.DataType], T.DataType]) -> T.DataType:
-    """Return a type with other leaves, all nullable."""
-    if isinstance(data_type, T.ArrayType):
-        return T.ArrayType(_leaves(data_type.elementType, leaf))
-    if isinstance(data_type, T.MapType):
-        return T.MapType(_leaves(data_type.keyType, leaf), _leaves(data_type.valueType, leaf))
-    if isinstance(data_type, T.StructType):
-        fields = ((each.name, _leaves(each.dataType, leaf)) for each in data_type.fields)
-        return T.StructType([T.StructField(name, kind) for name, kind in fields])
-    return leaf(data_type)
-
-
 def loss(column: Column, given: T.DataType, wanted: T.DataType) -> Column | None:
     """Return whether a cast would change a value of a column.
 
@@ -262,14 +209,15 @@ def other_kind(given: T.DataType, wanted: T.DataType) -> str | None:
     The structs must have their fields in the wanted order. It returns ``None`` if the types have no
     such place.
     """
-    for one, other in _leaf_pairs(given, wanted):
-        if isinstance(one, _NUMBERS) and isinstance(other, _TIMES):
+    for one, other in pairs(given, wanted):
+        kinds = kind_of(one), kind_of(other)
+        if kinds[0] in _NUMBERS and kinds[1] in _TIMES:
             remedy = "make a time of it"
-            if isinstance(other, _MOMENTS):
+            if kinds[1] in MOMENTS:
                 remedy += ", of milliseconds with timestamp_millis"
-        elif isinstance(one, _TIMES) and isinstance(other, _NUMBERS):
+        elif kinds[0] in _TIMES and kinds[1] in _NUMBERS:
             remedy = "make a number of it"
-            if isinstance(one, _MOMENTS):
+            if kinds[0] in MOMENTS:
                 remedy += ", of milliseconds with unix_millis"
         else:
             continue
@@ -278,19 +226,6 @@ def other_kind(given: T.DataType, wanted: T.DataType) -> str | None:
             f"cast of Spark would count in seconds, not in milliseconds: {remedy}"
         )
     return None
-
-
-def _leaf_pairs(given: T.DataType, wanted: T.DataType) -> Iterator[tuple[T.DataType, T.DataType]]:
-    if isinstance(given, T.StructType) and isinstance(wanted, T.StructType):
-        for one, other in zip(given.fields, wanted.fields, strict=True):
-            yield from _leaf_pairs(one.dataType, other.dataType)
-    elif isinstance(given, T.ArrayType) and isinstance(wanted, T.ArrayType):
-        yield from _leaf_pairs(given.elementType, wanted.elementType)
-    elif isinstance(given, T.MapType) and isinstance(wanted, T.MapType):
-        yield from _leaf_pairs(given.keyType, wanted.keyType)
-        yield from _leaf_pairs(given.valueType, wanted.valueType)
-    else:
-        yield given, wanted
 
 
 def _any(losses: list[Column | None]) -> Column | None:
@@ -311,30 +246,30 @@ def _in_items(column: Column, given: T.DataType, wanted: T.DataType) -> Column |
 
 
 def _leaf_loss(column: Column, given: T.DataType, wanted: T.DataType) -> Column | None:
-    if given == wanted or type(wanted) in _WIDER.get(type(given), ()):
+    one, other = find_leaf(given), find_leaf(wanted)
+    kind, into = one and one.kind, other and other.kind
+    if given == wanted or kind is Kind.NULL:
+        return None
+    if kind is into and kind in (Kind.TEXT, Kind.FRACTION):
+        return None  # fractions are rounded as a processor's update would do
+    if one and other and kind is into is Kind.INTEGER and one.bits <= other.bits:
         return None
     cast = column.cast(wanted)
-    if isinstance(given, T.NullType) or (isinstance(given, _TEXTS) and isinstance(wanted, _TEXTS)):
-        return None
-    if isinstance(given, _FRACTIONS) and isinstance(wanted, _FRACTIONS):
-        return None  # rounded as a processor's update would do
-    if isinstance(given, T.VariantType):
+    if kind is Kind.VARIANT:
         return column.isNotNull() & cast.isNull()
-    if isinstance(given, _TEXTS):
+    if kind is Kind.TEXT:
         is_no_value = column.isNotNull() & cast.isNull()
-        if isinstance(wanted, (*_INTEGERS, T.DecimalType)):  # "5.7" is 5 without ANSI
+        if into in (Kind.INTEGER, Kind.DECIMAL):  # "5.7" is 5 without ANSI
             scale = wanted.scale if isinstance(wanted, T.DecimalType) else 0
             has_more_digits = column.rlike(rf"\.\d{{{scale}}}\d*[1-9]")
             changes = ~column.cast(_EXACT_TEXT).eqNullSafe(cast)
             return is_no_value | F.when(column.rlike("[eE]"), changes).otherwise(has_more_digits)
-        whole = _WHOLE_TIMES.get(type(wanted))
-        if isinstance(wanted, TIME_OF_DAY):
-            digits: int = wanted.precision  # type: ignore[attr-defined]  # PySpark 4.1 has it
-            whole = rf"^\s*\d{{1,2}}:\d{{1,2}}(:\d{{1,2}}(\.\d{{0,{digits}}}0*)?)?\s*$"
-        return is_no_value if whole is None else is_no_value | ~column.rlike(whole)
-    if isinstance(given, _FRACTIONS) and isinstance(wanted, _TEXTS):
+        if other is None or other.whole_text is None:
+            return is_no_value
+        return is_no_value | ~column.rlike(other.whole_text(wanted))
+    if kind is Kind.FRACTION and into is Kind.TEXT:
         return column.isNotNull()  # 5.0 is "5.0" in Spark, and another text elsewhere
     changed = column.isNotNull() & ~cast.cast(given).eqNullSafe(column)
-    if isinstance(given, _FRACTIONS):
-        return changed | (F.abs(column) > _EXACT[type(given)])
+    if one is not None and one.exact_up_to is not None:
+        return changed | (F.abs(column) > one.exact_up_to)
     return changed

@@ -34,7 +34,7 @@ from pyspark_ckpt.editing.entries.encoding import (
 )
 from pyspark_ckpt.editing.entries.stored_entries import KeptEntries, ReadEntries
 from pyspark_ckpt.editing.entries.writing import HANDLES_SCHEMA, WriteEntries
-from pyspark_ckpt.editing.given_columns import in_python, quoted
+from pyspark_ckpt.editing.given_columns import quoted
 from pyspark_ckpt.editing.operator_edit import OperatorEdit
 from pyspark_ckpt.editing.typed_frames import TableColumns, Times, timer_columns
 from pyspark_ckpt.errors import CheckpointAbortedError, CkptError
@@ -53,6 +53,7 @@ from pyspark_ckpt.sessions.kind import is_connect
 from pyspark_ckpt.spark.jobs import JOB_ERRORS, SparkJobs, collected, error_text
 from pyspark_ckpt.spark.own_session import SMALL_BATCHES, of_own_session
 from pyspark_ckpt.storage.open import Storage
+from pyspark_ckpt.values.types import in_python
 
 _NEVER_BUSY_MS = float("inf")
 """No query waits for the slots."""

@@ -32,7 +32,6 @@ from pyspark_ckpt.importing.state_rows import (
 )
 from pyspark_ckpt.importing.stopped_query import failed_read, reading, stopped_query
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
-from pyspark_ckpt.operator.schema.evolution import same_type
 from pyspark_ckpt.operator.state.kinds import Movement, kind_of
 from pyspark_ckpt.operator.table.catalog import struct_type
 from pyspark_ckpt.settings import read_settings
@@ -40,6 +39,7 @@ from pyspark_ckpt.spark.plan import operators_of
 from pyspark_ckpt.spark.program import check_frame
 from pyspark_ckpt.spark.session import session_in_use
 from pyspark_ckpt.spark.state_reader import quiet_reading
+from pyspark_ckpt.values.nesting import same_type
 
 _SAVEPOINTS = "spark.ckpt.execution.checkpointing.savepoint-dir"
 

@@ -31,8 +31,9 @@ def holds(data_type: T.DataType, kinds: type[T.DataType] | tuple[type[T.DataType
 
 def pairs(one: T.DataType, other: T.DataType) -> Iterator[tuple[T.DataType, T.DataType]]:
     """Yield the leaves of two types that are at one place, and what differs in its nesting."""
-    if type(one) is type(other) and (inner := inner_types(one)):
-        for first, second in zip(inner, inner_types(other), strict=True):
+    inner, others = inner_types(one), inner_types(other)
+    if type(one) is type(other) and (inner or others):
+        for first, second in zip(inner, others, strict=True):
             yield from pairs(first, second)
     else:
         yield one, other

@@ -28,7 +28,7 @@ from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import NotBuiltYetError, StateValueError
 from pyspark_ckpt.values import hashing, user
-from pyspark_ckpt.values.nesting import types_in
+from pyspark_ckpt.values.nesting import holds, mapped, types_in
 from pyspark_ckpt.values.user import Converter
 
 
@@ -548,10 +548,10 @@ WITH_OTHER_EQUALS = tuple(row.spark for row in LEAVES if row.canonical)
 """Types that have values which are equal and not the same."""
 
 
-def is_kind(data_type: T.DataType, *kinds: Kind) -> bool:
-    """Return whether a type is a leaf of these kinds."""
+def kind_of(data_type: T.DataType) -> Kind | None:
+    """Return the kind of a leaf, ``None`` of other types."""
     row = find_leaf(data_type)
-    return row is not None and row.kind in kinds
+    return None if row is None else row.kind
 
 
 def key_form_of(data_type: T.DataType) -> KeyForm:
@@ -562,12 +562,20 @@ def key_form_of(data_type: T.DataType) -> KeyForm:
 
 def stored_key_type(fields: Sequence[T.StructField]) -> Any:
     """Return the msgspec type of a stored key; decimals are stored as text."""
-    types = [Decimal | None if is_kind(each.dataType, Kind.DECIMAL) else Any for each in fields]
+    types = [Decimal | None if kind_of(each.dataType) is Kind.DECIMAL else Any for each in fields]
     return tuple.__class_getitem__(tuple(types))
 
 
 def in_python(data_type: T.DataType) -> T.DataType:
-    """Return the type to which Spark has to cast a leaf for Python."""
+    """Return the type in which a column comes to Python; Spark has to cast it.
+
+    Spark has no texts of fixed length there. Intervals of years and months, which Spark does not
+    give to Python over Arrow, are numbers of months.
+    """
+    return mapped(data_type, _leaf_in_python)
+
+
+def _leaf_in_python(data_type: T.DataType) -> T.DataType:
     row = find_leaf(data_type)
     return data_type if row is None or row.in_python is None else row.in_python
 
@@ -582,6 +590,17 @@ def is_collated(data_type: T.DataType) -> bool:
     """Return whether it has texts that are equal, or ordered, otherwise than by their bytes."""
     kinds = (getattr(each, "collation", "UTF8_BINARY") for each in types_in(data_type))
     return any(kind != "UTF8_BINARY" for kind in kinds)
+
+
+def is_grouped(data_type: T.DataType) -> bool:
+    """Return whether Arrow groups and orders a type as Spark does, so that it can be combined."""
+    row = find_leaf(data_type)
+    return row is not None and row.order is not Order.NONE and not is_collated(data_type)
+
+
+def is_key_in_python(data_type: T.DataType) -> bool:
+    """Return whether a Python dict can have keys of a type."""
+    return not holds(data_type, (T.ArrayType, T.MapType, *NO_KEYS))
 
 
 def widening_of(stored: T.DataType, wanted: T.DataType) -> Widening | None:

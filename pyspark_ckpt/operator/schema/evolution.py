@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from decimal import ROUND_HALF_UP, Context, Decimal, InvalidOperation
 from enum import Enum
 from itertools import pairwise
 from operator import itemgetter
@@ -18,16 +17,10 @@ from typing import Any
 
 from pyspark.sql import types as T
 
-from pyspark_ckpt.errors import IncompatibleStateError, StateValueError
+from pyspark_ckpt.errors import IncompatibleStateError
 from pyspark_ckpt.operator.values.wire_form import row_type_of
-
-_WIDER: dict[type[T.DataType], tuple[type[T.DataType], ...]] = {
-    T.ByteType: (T.ShortType, T.IntegerType, T.LongType, T.DoubleType),
-    T.ShortType: (T.IntegerType, T.LongType, T.DoubleType),
-    T.IntegerType: (T.LongType, T.DoubleType),
-    T.FloatType: (T.DoubleType,),
-}
-_INTEGERS = (T.ByteType, T.ShortType, T.IntegerType)
+from pyspark_ckpt.values.nesting import same_type
+from pyspark_ckpt.values.types import widening_of
 
 PRESENT_MARK = "__present"
 """The column of a combined state that is never null: it says that a key has a value."""
@@ -40,42 +33,6 @@ def is_mark(name: str, data_type: T.DataType) -> bool:
     """Return whether a field at the top of a state's schema is a mark of `combine`."""
     is_named = name == PRESENT_MARK or name.startswith(FIRST_MARK)
     return is_named and data_type == T.BooleanType()
-
-
-def widens(stored: T.DataType, wanted: T.DataType) -> bool:
-    """Return whether a wider type holds every value of a stored type; nested types never widen."""
-    if isinstance(stored, T.DecimalType) and isinstance(wanted, T.DecimalType):
-        more_digits = wanted.precision - stored.precision
-        more_decimals = wanted.scale - stored.scale
-        return 0 <= more_decimals <= more_digits and more_digits > 0
-    if isinstance(stored, T.CharType | T.VarcharType):
-        return isinstance(wanted, T.StringType) and wanted.isUTF8BinaryCollation()
-    return type(wanted) in _WIDER.get(type(stored), ())
-
-
-def widening_function(stored: T.DataType, wanted: T.DataType) -> Callable[[Any], Any] | None:
-    """Return a converter of values that are not null, ``None`` if they need no conversion."""
-    if isinstance(stored, T.DecimalType) and isinstance(wanted, T.DecimalType):
-        return None if stored.scale == wanted.scale else _rescale(wanted)
-    if isinstance(stored, _INTEGERS) and isinstance(wanted, T.DoubleType):
-        return float
-    return None
-
-
-def _rescale(wanted: T.DecimalType) -> Callable[[Decimal], Decimal]:
-    exponent = Decimal(1).scaleb(-wanted.scale)
-    context = Context(prec=wanted.precision, rounding=ROUND_HALF_UP)
-
-    def rescale(value: Decimal) -> Decimal:
-        try:
-            return value.quantize(exponent, context=context)
-        except InvalidOperation as exc:
-            raise StateValueError(
-                f"the stored decimal {value} has more digits than its schema says and does not fit "
-                f"{wanted.simpleString()}; give the state a Migration with value="
-            ) from exc
-
-    return rescale
 
 
 Value = tuple[Any, ...]
@@ -154,35 +111,6 @@ def _is_mark_added_in(field: T.StructField, history: Sequence[T.StructType]) -> 
     """Return whether a field is a mark that the first schema lacks, true in its values."""
     lacking = [schema for schema in history if field.name not in schema.names]
     return field.name not in history[0].names and _is_mark_of(field, lacking[-1])
-
-
-def same_type(stored: T.DataType, wanted: T.DataType, *, nullability: bool = True) -> bool:
-    """Return whether two types are equal in names, order, types and nullability.
-
-    Metadata is ignored, and with `nullability` false also nullability.
-    """
-
-    def same(one: T.DataType, other: T.DataType) -> bool:
-        if isinstance(one, T.StructType) and isinstance(other, T.StructType):
-            return len(one.fields) == len(other.fields) and all(
-                a.name == b.name
-                and same_null(a.nullable, b.nullable)
-                and same(a.dataType, b.dataType)
-                for a, b in zip(one.fields, other.fields, strict=True)
-            )
-        if isinstance(one, T.ArrayType) and isinstance(other, T.ArrayType):
-            nulls = same_null(one.containsNull, other.containsNull)
-            return nulls and same(one.elementType, other.elementType)
-        if isinstance(one, T.MapType) and isinstance(other, T.MapType):
-            nulls = same_null(one.valueContainsNull, other.valueContainsNull)
-            keys = same(one.keyType, other.keyType)
-            return nulls and keys and same(one.valueType, other.valueType)
-        return one == other
-
-    def same_null(one: bool, other: bool) -> bool:  # noqa: FBT001
-        return one == other or not nullability
-
-    return same(stored, wanted)
 
 
 class _Comparison:
@@ -311,9 +239,9 @@ class _Comparison:
 
     def _other_types(self, stored: T.DataType, wanted: T.DataType, path: str) -> None:
         change = f"from {stored.simpleString()} to {wanted.simpleString()}"
-        if widens(stored, wanted):
+        if widening_of(stored, wanted):
             self._allow(f"field {path!r} widened {change}")
-        elif widens(wanted, stored):
+        elif widening_of(wanted, stored):
             self._refuse(f"field {path!r} narrowed {change}")
         else:
             self._refuse(f"field {path!r} changed {change}")
@@ -368,7 +296,7 @@ def _holds_values_of(stored: T.DataType, wanted: T.DataType) -> bool:
             and same_type(stored.keyType, wanted.keyType)
             and _holds_values_of(stored.valueType, wanted.valueType)
         )
-    return same_type(stored, wanted) or widens(stored, wanted)
+    return same_type(stored, wanted) or widening_of(stored, wanted) is not None
 
 
 def _is_kept(stored: T.StructField | None, wanted: T.StructField) -> bool:
@@ -398,7 +326,8 @@ def _type_converter(stored: T.DataType, wanted: T.DataType) -> Callable[[Any], A
             if value is None
             else lambda m: {k: None if v is None else value(v) for k, v in m.items()}
         )
-    return widening_function(stored, wanted)
+    widening = widening_of(stored, wanted)
+    return None if widening is None else widening.convert(stored, wanted)
 
 
 def _struct_converter(

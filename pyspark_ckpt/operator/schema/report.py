@@ -12,7 +12,6 @@ from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import IncompatibleStateError, PlanError
 from pyspark_ckpt.migration import Migration
-from pyspark_ckpt.operator.schema.evolution import same_type
 from pyspark_ckpt.operator.schema.verdict import (
     Outcome,
     StateSchema,
@@ -22,6 +21,7 @@ from pyspark_ckpt.operator.schema.verdict import (
     state_text,
 )
 from pyspark_ckpt.text_table import text_table
+from pyspark_ckpt.values.nesting import same_type
 
 LIBRARY_PREFIX = "__quarantine"
 """Prefix of the names of states that the library keeps, which no processor asks for."""

@@ -8,7 +8,8 @@ from enum import Enum
 from pyspark.sql import types as T
 
 from pyspark_ckpt.migration import Migration
-from pyspark_ckpt.operator.schema.evolution import Evolution, Verdict, compare, same_type
+from pyspark_ckpt.operator.schema.evolution import Evolution, Verdict, compare
+from pyspark_ckpt.values.nesting import same_type
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from pyspark_ckpt.formats.handle import Handle, StateDescriptor, TtlDescriptor
 from pyspark_ckpt.formats.metadata_check import checked_schema, not_a_schema
 from pyspark_ckpt.formats.modes import TtlTime, TtlUpdate, TtlVisibility
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
-from pyspark_ckpt.operator.schema.evolution import Verdict, compare, converter, same_type
+from pyspark_ckpt.operator.schema.evolution import Verdict, compare, converter
 from pyspark_ckpt.operator.table.stored_keys import MAX_STATES
 from pyspark_ckpt.operator.table.time_to_live import StateTtlConfig, now_ms
 from pyspark_ckpt.operator.time import EpochClock
@@ -26,6 +26,7 @@ from pyspark_ckpt.operator.values.codec import (
     TupleCodec,
     VersionedCodec,
 )
+from pyspark_ckpt.values.nesting import same_type
 
 KEY_SCHEMA = "key schema"
 """The part that a location fixes and no restore changes: see :func:`fixed_parts`."""

@@ -18,7 +18,7 @@ from pyspark_ckpt.operator.values.arrow_values import arrow_array, arrow_type
 from pyspark_ckpt.operator.values.codec import required_decoder
 from pyspark_ckpt.operator.values.message_pack_columns import Form, encoded_tuples, repeated
 from pyspark_ckpt.operator.values.stored_columns import stored_columns
-from pyspark_ckpt.values.types import Kind, LeafType, find_leaf, is_kind
+from pyspark_ckpt.values.types import Kind, LeafType, find_leaf, kind_of
 
 
 class ValueColumns:
@@ -207,12 +207,12 @@ def _nullable(
 def _values(field: T.StructField, series: pd.Series[Any]) -> list[Any]:
     if isinstance(series.dtype, np.dtype) and series.dtype.kind in "iub":
         return series.tolist()
-    if is_kind(field.dataType, Kind.INTEGER) and series.dtype.kind == "f":
+    if kind_of(field.dataType) is Kind.INTEGER and series.dtype.kind == "f":
         return _whole_numbers(series)
     if isinstance(series.dtype, np.dtype) and series.dtype.kind == "f":
         return series.tolist()
     values = series.tolist()
-    if is_kind(field.dataType, Kind.FRACTION):
+    if kind_of(field.dataType) is Kind.FRACTION:
         return [None if value is None or value is pd.NA else value for value in values]
     nulls = series.isna().tolist()
     return [None if is_null else value for value, is_null in zip(values, nulls, strict=True)]

@@ -12,7 +12,8 @@ from pyspark.sql import Row
 from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import IncompatibleStateError
-from pyspark_ckpt.operator.schema.evolution import Verdict, compare, converter, same_type
+from pyspark_ckpt.operator.schema.evolution import Verdict, compare, converter
+from pyspark_ckpt.values.nesting import same_type
 
 BYTE, INT, LONG, FLOAT, DOUBLE, TEXT = (
     T.ByteType(), T.IntegerType(), T.LongType(), T.FloatType(), T.DoubleType(), T.StringType(),

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from decimal import Decimal
 from itertools import product
+from typing import Any
 
 import pytest
 from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import StateValueError
-from pyspark_ckpt.operator.schema.evolution import widening_function, widens
-from pyspark_ckpt.operator.values.leaves import TIME_OF_DAY
+from pyspark_ckpt.values.types import TIME_OF_DAY, widening_of
 
 TYPES: dict[str, T.DataType] = {
     "byte": T.ByteType(), "short": T.ShortType(), "int": T.IntegerType(), "long": T.LongType(),
@@ -38,9 +39,16 @@ WIDENINGS = {
 }  # fmt: skip
 
 
+def _converter(stored: T.DataType, wanted: T.DataType) -> Callable[[Any], Any] | None:
+    widening = widening_of(stored, wanted)
+    assert widening is not None
+    return widening.convert(stored, wanted)
+
+
 @pytest.mark.parametrize(("stored", "wanted"), list(product(TYPES, TYPES)))
 def test_a_type_widens_to_those_that_lose_nothing_and_no_others(stored: str, wanted: str) -> None:
-    assert widens(TYPES[stored], TYPES[wanted]) is ((stored, wanted) in WIDENINGS)
+    found = widening_of(TYPES[stored], TYPES[wanted])
+    assert (found is not None) is ((stored, wanted) in WIDENINGS)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +66,7 @@ def test_a_type_widens_to_those_that_lose_nothing_and_no_others(stored: str, wan
 def test_a_value_takes_the_form_of_the_wider_type(
     stored: str, wanted: str, value: object, widened: object
 ) -> None:
-    widen = widening_function(TYPES[stored], TYPES[wanted])
+    widen = _converter(TYPES[stored], TYPES[wanted])
     assert widen is not None
     assert repr(widen(value)) == repr(widened)
 
@@ -71,17 +79,17 @@ def test_a_value_takes_the_form_of_the_wider_type(
     ],
 )  # fmt: skip
 def test_values_that_have_the_form_already_are_left_alone(stored: str, wanted: str) -> None:
-    assert widening_function(TYPES[stored], TYPES[wanted]) is None
+    assert _converter(TYPES[stored], TYPES[wanted]) is None
 
 
 def test_a_decimal_beyond_its_own_stored_schema_is_named() -> None:
-    widen = widening_function(TYPES["10,2"], TYPES["12,4"])
+    widen = _converter(TYPES["10,2"], TYPES["12,4"])
     assert widen is not None
     with pytest.raises(StateValueError, match=r"1234567890\.12 .*decimal\(12,4\).*Migration"):
         widen(Decimal("1234567890.12"))
 
 
 def test_a_decimal_with_more_decimals_than_its_stored_schema_is_rounded_as_spark_does() -> None:
-    widen = widening_function(TYPES["10,2"], TYPES["12,4"])
+    widen = _converter(TYPES["10,2"], TYPES["12,4"])
     assert widen is not None
     assert repr(widen(Decimal("1.00005"))) == repr(Decimal("1.0001"))
