@@ -12,19 +12,7 @@ from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import PlanError
 from pyspark_ckpt.operator.values.arrow_values import arrow_type
-
-_INTEGERS = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
-_FLOATS = (T.FloatType, T.DoubleType)
-
-_ORDERED = (
-    *_INTEGERS, *_FLOATS, T.BooleanType, T.StringType, T.BinaryType, T.DecimalType, T.DateType,
-    T.TimestampType, T.TimestampNTZType,
-)  # fmt: skip
-
-_SUM_DIGITS = 10
-
-_MOST_SUMMED_DIGITS = 28
-"""A sum has ten digits more, as in Spark, and Arrow's decimals have 38."""
+from pyspark_ckpt.values.types import MOST_SUMMED_DIGITS, find_leaf, is_grouped
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,12 +182,6 @@ MERGES: dict[type[Aggregate], Merge] = {
 _BY_ORDER = (First, Last, CollectList)
 
 
-def has_collation(data_type: T.DataType) -> bool:
-    """Return whether texts are equal, or ordered, in another way than by their bytes."""
-    collation: str = getattr(data_type, "collation", "UTF8_BINARY")
-    return collation != "UTF8_BINARY"
-
-
 def result_type(aggregate: Aggregate, data_type: T.DataType, where: str) -> T.DataType:
     """Return the Spark type of a result, and of partial values, for a type of the column."""
     if isinstance(aggregate, Count):
@@ -208,19 +190,14 @@ def result_type(aggregate: Aggregate, data_type: T.DataType, where: str) -> T.Da
         return T.ArrayType(data_type)
     of_column = f"{type(aggregate).__name__} of column {aggregate.column!r}"
     if isinstance(aggregate, Sum):
-        if isinstance(data_type, _INTEGERS):
-            return T.LongType()
-        if isinstance(data_type, _FLOATS):
-            return T.DoubleType()
-        if isinstance(data_type, T.DecimalType) and data_type.precision <= _MOST_SUMMED_DIGITS:
-            return T.DecimalType(data_type.precision + _SUM_DIGITS, data_type.scale)
+        row = find_leaf(data_type)
+        if row is not None and (summed := row.sum_type(data_type)) is not None:
+            return summed
         raise PlanError(
             f"{where}: {of_column}, which is {data_type.simpleString()}: give a column of numbers "
-            f"with at most {_MOST_SUMMED_DIGITS} digits"
+            f"with at most {MOST_SUMMED_DIGITS} digits"
         )
-    if isinstance(aggregate, Min | Max) and (
-        not isinstance(data_type, _ORDERED) or has_collation(data_type)
-    ):
+    if isinstance(aggregate, Min | Max) and not is_grouped(data_type):
         raise PlanError(
             f"{where}: {of_column}, which is {data_type.simpleString()}: give a column whose "
             "values have an order"

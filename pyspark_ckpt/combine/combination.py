@@ -24,6 +24,7 @@ from pyspark_ckpt.errors import PlanError, StateValueError
 from pyspark_ckpt.operator.schema.evolution import FIRST_MARK
 from pyspark_ckpt.operator.values.arrow_forms import cast, whole
 from pyspark_ckpt.operator.values.arrow_values import arrow_type
+from pyspark_ckpt.values.types import Order, leaf_of
 
 INPUT = "__ckpt_input_"
 """Begins the names of the columns that aggregates read, so that none is the name of a key."""
@@ -34,9 +35,6 @@ CombineFunction = Callable[[pa.Table, list[str]], pa.Table]
 _LONG_BITS = 63
 _DIGITS = 38
 _ROW = "__ckpt_row"
-
-_RANKED = (T.FloatType, T.DoubleType, T.StringType, T.BinaryType)
-"""Types that Arrow's own least and greatest do not know, or order in another way than Spark."""
 
 
 class Combination(Protocol):
@@ -330,7 +328,7 @@ class _Extreme(_Step):
         super().__init__(column, table, name)
         self._function = "min" if column.merge is Merge.MIN else "max"
         self._sorted: pa.Array | None = None
-        if isinstance(column.data_type, _RANKED):
+        if leaf_of(column.data_type).order is Order.RANKED:
             self._sorted, ranks = _ranked(self.values)
             self.given = {name: ranks}
         self.wanted = [(name, self._function)]

@@ -12,7 +12,6 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from pyspark_ckpt.combine.aggregates import has_collation
 from pyspark_ckpt.combine.combination import Aggregates, Combination, FunctionOverTables
 from pyspark_ckpt.errors import PlanError
 from pyspark_ckpt.operator.modes.arrow import ArrowInput, ArrowProcessor
@@ -21,12 +20,7 @@ from pyspark_ckpt.operator.rows.input import InputColumns
 from pyspark_ckpt.operator.schema.evolution import PRESENT_MARK
 from pyspark_ckpt.operator.table.keys import KEY_POSITION
 from pyspark_ckpt.operator.task_failure import marks_errors
-
-_GROUPED = (
-    T.ByteType, T.ShortType, T.IntegerType, T.LongType, T.FloatType, T.DoubleType, T.BooleanType,
-    T.StringType, T.BinaryType, T.DecimalType, T.DateType, T.TimestampType, T.TimestampNTZType,
-)  # fmt: skip
-"""Types of columns that Arrow groups, and that leave a map task as they came."""
+from pyspark_ckpt.values.types import is_grouped
 
 COMBINE_ROWS = "combineRows"
 """How errors name it: it has no uid, because it has no state."""
@@ -144,11 +138,7 @@ def _not_grouped(keyed: KeyedInput, combination: Aggregates | FunctionOverTables
     """Return the columns that only the operator after the shuffle can combine."""
     rows = keyed.columns.schema
     fields = [*keyed.columns.key_schema, *(rows[name] for name in combination.inputs)]
-    return [
-        field.name
-        for field in fields
-        if type(field.dataType) not in _GROUPED or has_collation(field.dataType)
-    ]
+    return [field.name for field in fields if not is_grouped(field.dataType)]
 
 
 def _check_names(names: list[str], where: str) -> None:

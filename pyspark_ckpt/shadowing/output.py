@@ -11,6 +11,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from pyspark_ckpt.shadowing.report import RowPair, Rules, pair_rows
+from pyspark_ckpt.values.types import NUMBERS, Kind, kind_of
 
 MOST_ROWS = 200_000
 """So many different rows of an epoch are collected; more are counted only."""
@@ -152,14 +153,13 @@ def _common(old: T.DataType, new: T.DataType) -> T.DataType | None:
     """Return the type in which values of both are compared, ``None`` for text."""
     if old.simpleString() == new.simpleString():  # whether parts may be null does not count
         return None if old.simpleString() == "variant" else new
-    if not (isinstance(old, T.NumericType) and isinstance(new, T.NumericType)):
+    kinds = {kind_of(old), kind_of(new)}
+    if not kinds <= NUMBERS:
         return None
-    if isinstance(old, T.IntegralType) and isinstance(new, T.IntegralType):
+    if Kind.FRACTION in kinds:
+        return T.DoubleType()
+    if kinds == {Kind.INTEGER}:
         return T.LongType()
-    if isinstance(old, T.FractionalType) and not isinstance(old, T.DecimalType):
-        return T.DoubleType()
-    if isinstance(new, T.FractionalType) and not isinstance(new, T.DecimalType):
-        return T.DoubleType()
     return _common_decimal(*map(_as_decimal, (old, new))) or T.DoubleType()
 
 

@@ -39,10 +39,8 @@ from pyspark_ckpt.operator.table.table import StateTable
 from pyspark_ckpt.operator.table.time_to_live import Aging, SwitchedOff, TimeToLive
 from pyspark_ckpt.operator.task_failure import shown
 from pyspark_ckpt.operator.time import EpochClock, instant_ms, whole_instants_ms
-from pyspark_ckpt.values.nesting import holds, types_in
-
-_NO_KEYS_IN_PYTHON = (T.ArrayType, T.MapType, T.VariantType)
-"""Types whose Python values have no hash."""
+from pyspark_ckpt.values.nesting import types_in
+from pyspark_ckpt.values.types import is_key_in_python
 
 Instant = int | datetime | np.datetime64
 
@@ -318,7 +316,7 @@ class ProcessorHandle(StateGetters):
 
     def _check_maps(self, state: str, schema: T.StructType) -> None:
         for each in types_in(schema):
-            if isinstance(each, T.MapType) and holds(each.keyType, _NO_KEYS_IN_PYTHON):
+            if isinstance(each, T.MapType) and not is_key_in_python(each.keyType):
                 raise PlanError(
                     f"{self._where}: the schema of state {state!r} has {each.simpleString()}, "
                     f"whose keys are {each.keyType.simpleString()}: no value fits, because a "
