@@ -20,6 +20,7 @@ from pyspark_ckpt.operator.rows.input import InputColumns
 from pyspark_ckpt.operator.schema.evolution import PRESENT_MARK
 from pyspark_ckpt.operator.table.keys import KEY_POSITION
 from pyspark_ckpt.operator.task_failure import marks_errors
+from pyspark_ckpt.values.nesting import sql_name
 from pyspark_ckpt.values.types import is_grouped
 
 COMBINE_ROWS = "combineRows"
@@ -123,7 +124,7 @@ def _read_columns(keyed: KeyedInput, combination: Aggregates | FunctionOverTable
     """Return the key columns, and the columns that are combined."""
     return keyed.df.select(
         *keyed.columns.plain_key_columns(),
-        *[F.col(_quoted(name)).alias(alias) for name, alias in combination.inputs.items()],
+        *[F.col(sql_name(name)).alias(alias) for name, alias in combination.inputs.items()],
     )
 
 
@@ -153,10 +154,6 @@ def _check_names(names: list[str], where: str) -> None:
 def where(uid: str | None) -> str:
     """Return the operator, for errors."""
     return "combine" if uid is None else f"operator {uid!r}"
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
 
 
 def _nullable(fields: list[T.StructField]) -> T.StructType:

@@ -19,7 +19,7 @@ from pyspark_ckpt.editing.typed_frames import TableColumns
 from pyspark_ckpt.errors import PlanError
 from pyspark_ckpt.operator.schema.evolution import PRESENT_MARK, is_mark
 from pyspark_ckpt.spark.program import check_frame
-from pyspark_ckpt.values.nesting import holds, mapped, pairs
+from pyspark_ckpt.values.nesting import holds, mapped, pairs, sql_name
 from pyspark_ckpt.values.types import MOMENTS, NUMBERS, Kind, find_leaf, in_python, kind_of
 
 _MONTHS = T.YearMonthIntervalType(T.YearMonthIntervalType.MONTH)
@@ -30,7 +30,7 @@ _TIMES = MOMENTS | {Kind.DATE, Kind.DURATION, Kind.TIME_OF_DAY}
 
 def quoted(name: str) -> Column:
     """Return the column of a name, which may have dots."""
-    return F.col("`" + name.replace("`", "``") + "`")
+    return F.col(sql_name(name))
 
 
 def selected(

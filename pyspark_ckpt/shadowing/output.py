@@ -11,6 +11,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from pyspark_ckpt.shadowing.report import RowPair, Rules, pair_rows
+from pyspark_ckpt.values.nesting import sql_name
 from pyspark_ckpt.values.types import NUMBERS, Kind, kind_of
 
 MOST_ROWS = 200_000
@@ -109,10 +110,10 @@ class ComparedOutput:
             self._read(side, epoch).select(*self._columns(side), F.lit(sign).alias(_TIMES))
             for side, sign in ((self._old, 1), (self._new, -1))
         ]
-        quoted = [F.col(_quoted(name)) for name in self._casts]
-        both = sides[0].unionAll(sides[1]).groupBy(*quoted)
-        counted = both.agg(F.sum(_quoted(_TIMES)).alias(_TIMES))
-        different = counted.where(F.col(_quoted(_TIMES)) != 0)
+        columns = [F.col(sql_name(name)) for name in self._casts]
+        both = sides[0].unionAll(sides[1]).groupBy(*columns)
+        counted = both.agg(F.sum(sql_name(_TIMES)).alias(_TIMES))
+        different = counted.where(F.col(sql_name(_TIMES)) != 0)
         found = different.limit(MOST_ROWS + 1).collect()
         more = different.count() - MOST_ROWS if len(found) > MOST_ROWS else 0
         old: list[dict[str, Any]] = []
@@ -132,7 +133,7 @@ class ComparedOutput:
 
     def _columns(self, side: Output) -> list[Column]:
         return [
-            _cast(F.col(_quoted(name)), side.schema[name].dataType, common).alias(name)
+            _cast(F.col(sql_name(name)), side.schema[name].dataType, common).alias(name)
             for name, common in self._casts.items()
         ]
 
@@ -172,7 +173,3 @@ def _common_decimal(old: T.DecimalType, new: T.DecimalType) -> T.DecimalType | N
     scale = max(old.scale, new.scale)
     digits = max(old.precision - old.scale, new.precision - new.scale) + scale
     return T.DecimalType(digits, scale) if digits <= _MOST_DIGITS else None
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"

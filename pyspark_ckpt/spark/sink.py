@@ -21,7 +21,6 @@ from functools import cached_property
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import ConfigurationError, CorruptFileError
 from pyspark_ckpt.sessions.kind import is_connect
@@ -34,6 +33,7 @@ from pyspark_ckpt.spark.log import (
 from pyspark_ckpt.spark.paths import qualified_path
 from pyspark_ckpt.spark.temporary_location import may_be_temporary
 from pyspark_ckpt.storage.open import Storage, open_storage
+from pyspark_ckpt.values.nesting import sql_name, sql_type
 
 COMPACT_INTERVAL = "spark.sql.streaming.fileSink.log.compactInterval"
 DEFAULTCOMPACT_INTERVAL = 10
@@ -221,9 +221,9 @@ class TableSink:
         if not self._is_of_session or self._exists:
             return
         columns = self._columns()
-        statement = f"CREATE TABLE {self._name} ({columns}) USING {_quoted([self._new_provider])}"
+        statement = f"CREATE TABLE {self._name} ({columns}) USING {sql_name(self._new_provider)}"
         if self._partition_by:
-            partitions = ", ".join(_quoted([column]) for column in self._partition_by)
+            partitions = ", ".join(map(sql_name, self._partition_by))
             statement += f" PARTITIONED BY ({partitions})"
         if self._new_path is not None:
             text = self._new_path.replace("\\", "\\\\").replace("'", "\\'")
@@ -234,7 +234,7 @@ class TableSink:
         if not is_connect(self._df):
             return str(self._df._jdf.schema().asNullable().toDDL())
         fields = self._df.schema.fields
-        return ", ".join(f"{_quoted([field.name])} {_ddl(field.dataType)}" for field in fields)
+        return ", ".join(f"{sql_name(field.name)} {sql_type(field.dataType)}" for field in fields)
 
     @property
     def _is_of_session(self) -> bool:
@@ -248,7 +248,7 @@ class TableSink:
 
     @property
     def _name(self) -> str:
-        return _quoted(self._parts)
+        return ".".join(map(sql_name, self._parts))
 
     def _details(self) -> dict[str, str]:
         rows = self._spark.sql(f"DESCRIBE TABLE EXTENDED {self._name}").collect()
@@ -294,22 +294,6 @@ def _parts_of(name: str) -> list[str]:
         if name[found.end()] != ".":
             break
     raise ConfigurationError(f"{name!r} is not the name of a table: put parts of it in backticks")
-
-
-def _ddl(kind: T.DataType) -> str:
-    """Return a type as SQL, with the names of fields in backticks."""
-    if isinstance(kind, T.StructType):
-        fields = ", ".join(f"{_quoted([each.name])}: {_ddl(each.dataType)}" for each in kind.fields)
-        return f"struct<{fields}>"
-    if isinstance(kind, T.ArrayType):
-        return f"array<{_ddl(kind.elementType)}>"
-    if isinstance(kind, T.MapType):
-        return f"map<{_ddl(kind.keyType)}, {_ddl(kind.valueType)}>"
-    return kind.simpleString()
-
-
-def _quoted(parts: Sequence[str]) -> str:
-    return ".".join("`" + part.replace("`", "``") + "`" for part in parts)
 
 
 _FILE_FORMATS = frozenset({"parquet", "orc", "json", "csv", "text", "xml", "avro"})

@@ -95,3 +95,17 @@ def _nulls(data_type: Any) -> list[bool]:
         return [field.nullable for field in data_type.fields]
     is_map = isinstance(data_type, T.MapType)
     return [data_type.valueContainsNull if is_map else data_type.containsNull]
+
+
+def sql_name(name: str) -> str:
+    """Return a name as SQL has it, whatever is in it."""
+    return "`" + name.replace("`", "``") + "`"
+
+
+def sql_type(data_type: T.DataType) -> str:
+    """Return a type as SQL, with the names of fields in backticks."""
+    if isinstance(data_type, T.StructType):
+        fields = (f"{sql_name(each.name)}: {sql_type(each.dataType)}" for each in data_type.fields)
+        return f"struct<{', '.join(fields)}>"
+    inner = ", ".join(map(sql_type, inner_types(data_type)))
+    return f"{data_type.typeName()}<{inner}>" if inner else data_type.simpleString()

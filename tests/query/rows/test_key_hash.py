@@ -17,7 +17,7 @@ from pyspark_ckpt.errors import PlanError, StateValueError
 from pyspark_ckpt.operator.rows.input import InputColumns
 from pyspark_ckpt.operator.rows.key_columns import canonical_column
 from pyspark_ckpt.operator.rows.keys import KeyPlaces
-from pyspark_ckpt.operator.values.wire_form import holds
+from pyspark_ckpt.values.nesting import holds
 from tests.query.rows.test_key_hashing import KEYS
 from tests.unit.operator.spark_values import TYPES, struct
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pyspark.sql import Row
 from pyspark.sql import types as T
 
-from pyspark_ckpt.operator.values.leaves import TIME_OF_DAY
+from pyspark_ckpt.values.types import TIME_OF_DAY
 
 Values = st.SearchStrategy[Any]
 Typed = tuple[T.DataType, Values]

@@ -21,9 +21,9 @@ from pyspark.sql import types as T
 import pyspark_ckpt as ckpt
 from pyspark_ckpt.operator.state.handle import ProcessorHandle
 from pyspark_ckpt.operator.table.time_to_live import StateTtlConfig
-from pyspark_ckpt.operator.values.leaves import TIME_OF_DAY
-from pyspark_ckpt.operator.values.wire_form import holds
 from pyspark_ckpt.snapshot.columns import python_rows
+from pyspark_ckpt.values.nesting import holds
+from pyspark_ckpt.values.types import TIME_OF_DAY
 from tests.unit.operator.spark_values import TYPES, struct
 from tests.unit.operator.subtask_epochs import IN_MEMORY
 from tests.unit.snapshot.made_savepoint import TIME_MS, UID, Key, MadeSavepoint

@@ -12,7 +12,7 @@ from pyspark.sql import types as T
 from pyspark_ckpt.editing.given_columns import selected
 from pyspark_ckpt.editing.typed_frames import TableColumns
 from pyspark_ckpt.errors import PlanError
-from pyspark_ckpt.operator.values.leaves import TIME_OF_DAY
+from pyspark_ckpt.values.types import TIME_OF_DAY
 from tests.query.session_conf import session_conf
 
 HAS_TIMES = "spark.sql.timeType.enabled"

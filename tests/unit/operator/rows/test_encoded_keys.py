@@ -17,7 +17,7 @@ from pyspark.sql import types as T
 
 from pyspark_ckpt.operator.rows.input import InputColumns
 from pyspark_ckpt.operator.rows.keyed import keyed_rows, user_keys
-from pyspark_ckpt.operator.values.wire_form import holds
+from pyspark_ckpt.values.nesting import holds
 from tests.unit.operator.rows.test_spilled_frames import shuffled
 from tests.unit.operator.spark_values import LEAVES, TYPES, Typed, struct
 

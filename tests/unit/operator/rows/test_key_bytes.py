@@ -16,7 +16,7 @@ import pytest
 from pyspark.sql import types as T
 
 from pyspark_ckpt.operator.values.codec import TupleCodec
-from pyspark_ckpt.operator.values.leaves import TIME_OF_DAY
+from pyspark_ckpt.values.types import TIME_OF_DAY
 from tests.unit.operator.spark_values import struct
 
 MAP = T.MapType(T.StringType(), T.FloatType())

@@ -18,9 +18,9 @@ from pyspark.sql.conversion import LocalDataToArrowConversion
 from pyspark_ckpt.operator.rows.keys import KeyPlaces
 from pyspark_ckpt.operator.values.arrow_values import arrow_type
 from pyspark_ckpt.operator.values.codec import TupleCodec
-from pyspark_ckpt.operator.values.leaves import TIME_OF_DAY
 from pyspark_ckpt.operator.values.message_pack_columns import Form, encoded_tuples, repeated
-from pyspark_ckpt.operator.values.wire_form import holds
+from pyspark_ckpt.values.nesting import holds
+from pyspark_ckpt.values.types import TIME_OF_DAY
 from tests.unit.operator.spark_values import TYPES, struct
 
 _NOT_IN_ARROW = (T.NullType, T.CharType, T.VarcharType)

@@ -15,7 +15,7 @@ from pyspark.sql import types as T
 from pyspark_ckpt.operator.rows.output import OutputRows
 from pyspark_ckpt.operator.values.codec import TupleCodec
 from pyspark_ckpt.operator.values.json import json_writer
-from pyspark_ckpt.operator.values.leaves import microseconds_of
+from pyspark_ckpt.values.user import microseconds_of
 
 INSTANT = T.TimestampType()
 LATE, EARLY = 1699165800_000001, 1699163100_000000
