@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Context, Decimal, InvalidOperation
 from enum import Enum, auto
+from functools import cache
 from typing import Annotated, Any
 
 import msgspec
@@ -104,103 +105,74 @@ class Widening:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeafType:
-    """A row of the table. Functions of a type get the type with its parameters.
-
-    Parameters
-    ----------
-    spark : type
-        The class of the Spark type.
-    kind : Kind
-        What its values mean.
-    arrow : callable
-        The Arrow type of a type. Arrow has no type for an interval of months that other libraries
-        read: it is the number of months. A variant is a struct of its two binaries.
-    plain : type
-        The Python type of its plain values.
-    bits : int, optional
-        The size of plain values that are integers.
-    take : callable
-        Makes the type's own Python value of what a user gives, or raises.
-    is_stored_as_taken : bool, default False
-        Whether a Python value of the type `plain` is its own plain value.
-    write : callable, optional
-        The function from what a user gives to the plain value, for a type; `take` if left out.
-    write_shown : callable, optional
-        As `write`, for values that have to be readable in this process's time zone.
-    read : callable, optional
-        The function from a plain value to the type's own Python value, for a type; they are the
-        same if it is left out. An instant is shown as the reader's style says.
-    widens : tuple of Widening, optional
-        The types that a stored schema can evolve into.
-    is_key : bool, default True
-        Whether it can be a key, or part of one.
-    key_form : KeyForm, optional
-        What it is in a stored key.
-    key_text : callable, optional
-        Makes the text of a plain value, for KeyForm.TEXT.
-    hasher : callable, optional
-        The function from a plain value and a seed to Spark's hash, for a type.
-    hashed_as : pyspark.sql.types.DataType, optional
-        The type whose values Spark hashes as the plain values of this one, if it is another one.
-    canonical : Canonical, optional
-        Makes equal values the same, if they may differ.
-    order : Order, optional
-        How the least and greatest are found.
-    sum_type : callable, optional
-        The type of a sum, ``None`` if a type cannot be summed up.
-    pandas : str, optional
-        The nullable dtype of columns of states in pandas; an object column if left out.
-    is_filtered : bool, default False
-        Whether equal values have one form in the filters that Spark gives to a data source.
-    exact_up_to : float, optional
-        Above it, a value may stand for several integers.
-    whole_text : callable, optional
-        The pattern of the texts that are one value: Spark's cast takes others, and drops digits or
-        a zone.
-    python : str, optional
-        What a user gives for it, as errors say it; they name the Spark type if it is left out.
-    in_python : pyspark.sql.types.DataType, optional
-        The type to which Spark has to cast it for Python, if it is another one.
-    """
+    """A row of the table; functions of a type get the type with its parameters."""
 
     spark: type[T.DataType]
     kind: Kind
     arrow: Callable[[Any], pa.DataType]
+    """The Arrow type. Arrow has no type for an interval of months that other libraries read: it is
+    the number of months. A variant is a struct of its two binaries."""
     plain: type
-    take: Converter
+    """The Python type of plain values, which are stored."""
     bits: int = 0
+    """The size of plain values that are integers."""
+    take: Converter
+    """Makes the type's own Python value of what a user gives, or raises."""
+    python: str | None = None
+    """What a user gives, as errors say it; without it they name the Spark type."""
     is_stored_as_taken: bool = False
+    """Whether a Python value of the type `plain` is its own plain value."""
     write: Callable[[Any], Converter] | None = None
+    """What makes the plain value of what a user gives; `take` if it is ``None``."""
     write_shown: Converter | None = None
+    """As `write`, for values that have to be readable in this process's time zone."""
     read: Callable[[Any], Converter] | None = None
+    """What makes the type's own value of the plain one, ``None`` if they are the same. An instant
+    is shown as the reader's style says."""
     widens: tuple[Widening, ...] = ()
+    """The types that a stored schema can evolve into."""
     is_key: bool = True
+    """Whether it can be a key, or part of one."""
     key_form: KeyForm = KeyForm.ENCODED
     key_text: Converter | None = None
+    """Makes the text of a plain value, for `KeyForm.TEXT`."""
     hasher: Callable[[Any], Callable[[Any, int], int]] | None = None
+    """Spark's hash of a plain value and a seed."""
     hashed_as: T.DataType | None = None
+    """The type whose values Spark hashes as the plain values of this one, if it is another one."""
     canonical: Canonical | None = None
+    """Makes equal values the same, if they may differ."""
     order: Order = Order.NONE
     sum_type: Callable[[Any], T.DataType | None] = lambda _: None
+    """The type of a sum, ``None`` if it cannot be summed up."""
     pandas: str | None = None
+    """The nullable dtype of columns of states in pandas; they are of objects without it."""
     is_filtered: bool = False
+    """Whether equal values have one form in the filters that Spark gives to a data source."""
     exact_up_to: float | None = None
+    """Above it, a value may stand for several integers."""
     whole_text: Callable[[Any], str] | None = None
-    python: str | None = None
+    """The pattern of texts that are one value: Spark takes more, and drops digits or a zone."""
     in_python: T.DataType | None = None
+    """The type to which Spark has to cast it for Python, if it is another one."""
 
     @property
     def wire(self) -> Any:
         """The msgspec type of its plain values."""
-        if self.plain is int:
-            bound = 1 << (self.bits - 1)
-            return Annotated[int, msgspec.Meta(ge=-bound, le=bound - 1)]
-        return tuple[bytes, bytes] if self.plain is tuple else self.plain
+        return _wire_of(self.plain, self.bits)
 
     @property
     def as_they_are(self) -> frozenset[type]:
         """The Python types whose values are their own plain values."""
         return frozenset({self.plain} if self.is_stored_as_taken else ())
+
+
+@cache
+def _wire_of(plain: type, bits: int) -> Any:
+    if plain is int:
+        bound = 1 << (bits - 1)
+        return Annotated[int, msgspec.Meta(ge=-bound, le=bound - 1)]
+    return tuple[bytes, bytes] if plain is tuple else plain
 
 
 def _always(value: Any) -> Callable[[Any], Any]:
@@ -212,22 +184,13 @@ def _integer(
 ) -> LeafType:
     in_float = Widening(T.DoubleType, convert=lambda _stored, _wanted: float)
     return LeafType(
-        spark=spark,
-        kind=Kind.INTEGER,
-        python="int",
-        arrow=_always(arrow),
-        plain=int,
-        bits=bits,
-        take=user.as_integer,
-        is_stored_as_taken=True,
+        spark=spark, kind=Kind.INTEGER, plain=int, bits=bits, python="int",
+        arrow=_always(arrow), take=user.as_integer, is_stored_as_taken=True,
         widens=(*map(Widening, wider), in_float) if wider else (),
-        key_form=KeyForm.PLAIN,
+        key_form=KeyForm.PLAIN, order=Order.ARROW, sum_type=_always(T.LongType()),
         hasher=_always(hashing.hash_long if bits == 64 else hashing.hash_integer),
-        order=Order.ARROW,
-        sum_type=_always(T.LongType()),
-        pandas=pandas,
-        is_filtered=True,
-    )
+        pandas=pandas, is_filtered=True,
+    )  # fmt: skip
 
 
 _NAN = float("nan")
@@ -247,22 +210,13 @@ def _fraction(
 ) -> LeafType:
     is_double = spark is T.DoubleType
     return LeafType(
-        spark=spark,
-        kind=Kind.FRACTION,
-        python="float",
-        arrow=_always(arrow),
-        plain=float,
-        take=take,
-        is_stored_as_taken=is_double,
+        spark=spark, kind=Kind.FRACTION, plain=float, python="float",
+        arrow=_always(arrow), take=take, is_stored_as_taken=is_double,
         widens=() if is_double else (Widening(T.DoubleType),),
-        key_form=KeyForm.PLAIN,
-        hasher=_always(hashing.hash_float),
-        canonical=_FLOATS_CANONICAL,
-        order=Order.RANKED,
-        sum_type=_always(T.DoubleType()),
-        pandas=pandas,
-        exact_up_to=float(1 << digits),
-    )
+        key_form=KeyForm.PLAIN, order=Order.RANKED, sum_type=_always(T.DoubleType()),
+        hasher=_always(hashing.hash_float), canonical=_FLOATS_CANONICAL,
+        pandas=pandas, exact_up_to=float(1 << digits),
+    )  # fmt: skip
 
 
 def _is_binary_text(_: T.DataType, wanted: T.StringType) -> bool:
@@ -271,16 +225,10 @@ def _is_binary_text(_: T.DataType, wanted: T.StringType) -> bool:
 
 def _text(spark: type[T.DataType], **columns: Any) -> LeafType:
     return LeafType(
-        spark=spark,
-        kind=Kind.TEXT,
-        python="str",
-        arrow=_always(pa.string()),
-        plain=str,
-        take=user.as_text,
-        is_stored_as_taken=True,
-        hasher=_always(hashing.hash_text),
-        **columns,
-    )
+        spark=spark, kind=Kind.TEXT, plain=str, python="str",
+        arrow=_always(pa.string()), take=user.as_text, is_stored_as_taken=True,
+        hasher=_always(hashing.hash_text), **columns,
+    )  # fmt: skip
 
 
 def _text_with_length(spark: type[T.DataType]) -> LeafType:
@@ -346,16 +294,10 @@ def _time(
 
     given = {"write": write, "read": lambda data_type: data_type.fromInternal, **columns}
     return LeafType(
-        spark=spark,
-        kind=kind,
-        arrow=_always(arrow),
-        plain=int,
-        bits=bits,
-        take=take,
+        spark=spark, kind=kind, plain=int, bits=bits, arrow=_always(arrow), take=take,
         hasher=_always(hashing.hash_integer if bits == 32 else hashing.hash_long),
-        hashed_as=T.IntegerType() if bits == 32 else T.LongType(),
-        **given,
-    )
+        hashed_as=T.IntegerType() if bits == 32 else T.LongType(), **given,
+    )  # fmt: skip
 
 
 _LOCAL_EPOCH = datetime.datetime(1970, 1, 1)  # noqa: DTZ001
@@ -380,6 +322,7 @@ _VARIANT_PARTS = pa.struct(
     [pa.field(name, pa.binary(), nullable=False) for name in ("value", "metadata")]
 )
 
+# fmt: off
 LEAVES: tuple[LeafType, ...] = (
     _integer(T.ByteType, 8, "Int8", pa.int8(), T.ShortType, T.IntegerType, T.LongType),
     _integer(T.ShortType, 16, "Int16", pa.int16(), T.IntegerType, T.LongType),
@@ -388,131 +331,72 @@ LEAVES: tuple[LeafType, ...] = (
     _fraction(T.FloatType, user.narrowed, "Float32", pa.float32(), 24),
     _fraction(T.DoubleType, user.as_fraction, "Float64", pa.float64(), 53),
     LeafType(
-        spark=T.DecimalType,
-        kind=Kind.DECIMAL,
-        python="Decimal",
+        spark=T.DecimalType, kind=Kind.DECIMAL, plain=Decimal, python="Decimal",
         arrow=lambda data_type: pa.decimal128(data_type.precision, data_type.scale),
-        plain=Decimal,
-        take=user.as_decimal,
-        write=user.decimal_writer,
+        take=user.as_decimal, write=user.decimal_writer, sum_type=_sum_of_decimals,
         widens=(Widening(T.DecimalType, fits=_holds_decimals, convert=_rescale),),
-        key_form=KeyForm.PLAIN,
+        key_form=KeyForm.PLAIN, order=Order.ARROW,
         hasher=lambda data_type: hashing.decimal_hash(data_type.precision, data_type.scale),
-        order=Order.ARROW,
-        sum_type=_sum_of_decimals,
     ),
     LeafType(
-        spark=T.BooleanType,
-        kind=Kind.BOOLEAN,
-        python="bool",
-        arrow=_always(pa.bool_()),
-        plain=bool,
-        take=user.as_truth,
-        is_stored_as_taken=True,
-        key_form=KeyForm.PLAIN,
-        hasher=_always(hashing.hash_integer),
-        order=Order.ARROW,
-        pandas="boolean",
-        is_filtered=True,
+        spark=T.BooleanType, kind=Kind.BOOLEAN, plain=bool, python="bool",
+        arrow=_always(pa.bool_()), take=user.as_truth, is_stored_as_taken=True,
+        key_form=KeyForm.PLAIN, order=Order.ARROW, hasher=_always(hashing.hash_integer),
+        pandas="boolean", is_filtered=True,
     ),
     _text(T.StringType, key_form=KeyForm.PLAIN, order=Order.RANKED, is_filtered=True),
     _text_with_length(T.CharType),
     _text_with_length(T.VarcharType),
     LeafType(
-        spark=T.BinaryType,
-        kind=Kind.BINARY,
-        python="bytes",
-        arrow=_always(pa.binary()),
-        plain=bytes,
-        take=user.as_binary,
-        is_stored_as_taken=True,
-        key_form=KeyForm.PLAIN,
-        hasher=_always(hashing.hash_bytes),
-        order=Order.RANKED,
+        spark=T.BinaryType, kind=Kind.BINARY, plain=bytes, python="bytes",
+        arrow=_always(pa.binary()), take=user.as_binary, is_stored_as_taken=True,
+        key_form=KeyForm.PLAIN, order=Order.RANKED, hasher=_always(hashing.hash_bytes),
         is_filtered=True,
     ),
     _time(
-        T.DateType,
-        Kind.DATE,
-        user.as_day,
-        pa.date32(),
-        python="date",
-        bits=32,
-        key_form=KeyForm.PLAIN,
-        order=Order.ARROW,
-        is_filtered=True,
+        T.DateType, Kind.DATE, user.as_day, pa.date32(), bits=32, python="date",
+        key_form=KeyForm.PLAIN, order=Order.ARROW, is_filtered=True,
         whole_text=_always(rf"^{_DATE}([ T][0:.]*)?\s*$"),
     ),
     _time(
-        T.TimestampType,
-        Kind.INSTANT,
-        user.as_moment,
-        pa.timestamp("us", "UTC"),
-        python="datetime",
-        write=_always(user.microseconds_of),
-        write_shown=user.shown_microseconds_of,
-        key_form=KeyForm.PLAIN,
-        order=Order.ARROW,
+        T.TimestampType, Kind.INSTANT, user.as_moment, pa.timestamp("us", "UTC"),
+        python="datetime", key_form=KeyForm.PLAIN, order=Order.ARROW,
+        write=_always(user.microseconds_of), write_shown=user.shown_microseconds_of,
         whole_text=_always(rf"^{_DATE}({_CLOCK}\s*([A-Za-z+-].*)?)?\s*$"),
     ),
     _time(
-        T.TimestampNTZType,
-        Kind.LOCAL_TIME,
-        user.as_local_time,
-        pa.timestamp("us"),
-        python="datetime",
-        key_form=KeyForm.TEXT,
-        key_text=_local_time_text,
-        order=Order.ARROW,
+        T.TimestampNTZType, Kind.LOCAL_TIME, user.as_local_time, pa.timestamp("us"),
+        python="datetime", key_form=KeyForm.TEXT, key_text=_local_time_text, order=Order.ARROW,
         whole_text=_always(rf"^{_DATE}({_CLOCK})?\s*$"),
     ),
     *(
         _time(
-            T.TimeType,
-            Kind.TIME_OF_DAY,
-            user.as_time_of_day,
-            pa.time64("ns"),
+            T.TimeType, Kind.TIME_OF_DAY, user.as_time_of_day, pa.time64("ns"),
             whole_text=_whole_time_of_day,
         )
         for _ in range(hasattr(T, "TimeType"))  # since PySpark 4.1
     ),
     _time(
-        T.DayTimeIntervalType,
-        Kind.DURATION,
-        user.as_duration,
-        pa.duration("us"),
+        T.DayTimeIntervalType, Kind.DURATION, user.as_duration, pa.duration("us"),
         python="timedelta",
     ),
     LeafType(
-        spark=T.YearMonthIntervalType,
-        kind=Kind.MONTHS,  # Python has no type for them
-        arrow=_always(pa.int32()),
-        plain=int,
-        bits=32,
-        take=user.as_integer,
-        is_stored_as_taken=True,
-        hasher=_always(hashing.hash_integer),
-        hashed_as=T.IntegerType(),
-        in_python=T.IntegerType(),
+        spark=T.YearMonthIntervalType, kind=Kind.MONTHS, plain=int, bits=32,
+        arrow=_always(pa.int32()), take=user.as_integer, is_stored_as_taken=True,
+        hasher=_always(hashing.hash_integer), hashed_as=T.IntegerType(),
+        in_python=T.IntegerType(),  # which has no type for them
     ),
     LeafType(
-        spark=T.VariantType,
-        kind=Kind.VARIANT,
-        arrow=_always(_VARIANT_PARTS),
-        plain=tuple,
-        take=user.as_variant,
-        write=_always(user.variant_parts),
-        read=_always(lambda parts: T.VariantVal(*parts)),
-        is_key=False,
+        spark=T.VariantType, kind=Kind.VARIANT, plain=tuple, arrow=_always(_VARIANT_PARTS),
+        take=user.as_variant, write=_always(user.variant_parts),
+        read=_always(lambda parts: T.VariantVal(*parts)), is_key=False,
     ),
     LeafType(
-        spark=T.NullType,
-        kind=Kind.NULL,
-        arrow=_always(pa.null()),
-        plain=type(None),
+        spark=T.NullType, kind=Kind.NULL, plain=type(None), arrow=_always(pa.null()),
         take=user.as_nothing,
     ),
 )
+# fmt: on
 
 _ROWS = {row.spark: row for row in LEAVES}
 
