@@ -27,11 +27,11 @@ test-further: $(CLASSES) ## Run the other half of them, which CI runs too; fifte
 test-all: $(CLASSES) ## Run them with all variants, programs, notebooks and servers; 45 minutes
 	$(BIN)/python -m pytest --numprocesses 3 --dist worksteal -m "not soak and not reach" $(ARGS)
 
-IN_FRAMES := SPARK_CONF_DIR=$(abspath tests/hand_over/pandas_conf) $(BIN)/python -m pytest --numprocesses 3 --dist worksteal
+PACKED := SPARK_CONF_DIR=$(abspath tests/hand_over/packed_conf) $(BIN)/python -m pytest --numprocesses 3 --dist worksteal
 # Without the crash loops, which have no Spark, so nothing is handed over.
-hand-over: $(CLASSES) ## Run the suites with rows handed over in pandas frames: types, memory, kills, parity; two hours and more
-	$(IN_FRAMES) -m "not soak and not reach and not wide" tests/query tests/faults --ignore tests/query/rows $(ARGS)
-	$(IN_FRAMES) -m "not reach" -o faulthandler_timeout=5400 tests/parity tests/query/rows tests/query/state/test_memory.py \
+hand-over: $(CLASSES) ## Run the suites with rows handed over as bytes: types, memory, kills, parity; two hours and more
+	$(PACKED) -m "not soak and not reach and not wide" tests/query tests/faults --ignore tests/query/rows $(ARGS)
+	$(PACKED) -m "not reach" -o faulthandler_timeout=5400 tests/parity tests/query/rows tests/query/state/test_memory.py \
 		tests/recovery tests/cluster/test_speculation.py tests/cluster/test_executor_loss.py \
 		--ignore tests/recovery/test_crash_loop.py $(ARGS)
 

@@ -177,10 +177,10 @@ class EpochCounters(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
             in_history=True,
         ),
     ] = 0
-    pandas_hand_overs: Annotated[
+    packed_hand_overs: Annotated[
         int,
         Counter(
-            "numPandasHandOvers",
+            "numPackedHandOvers",
             "",
             "Subtasks whose rows came through pandas rather than Arrow; the worker's log says why",
         ),

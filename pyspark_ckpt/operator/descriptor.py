@@ -91,7 +91,8 @@ class OperatorDescriptor(msgspec.Struct, frozen=True, kw_only=True):
     which operators a query has, also if other operations follow. `processor` and `code_sha256`
     identify the code. `passes_watermark` says whether operators that follow in event time have a
     watermark. `initial_state` is the name under which
-    :mod:`pyspark_ckpt.operator.plan.initial_state` keeps the initial state.
+    :mod:`pyspark_ckpt.operator.plan.initial_state` keeps the initial state. `hand_over` is the way
+    that rows are handed over, with the reason.
     """
 
     uid: str
@@ -107,6 +108,8 @@ class OperatorDescriptor(msgspec.Struct, frozen=True, kw_only=True):
     code_sha256: str = ""
     passes_watermark: bool = False
     on_error: OnError = OnError.FAIL
+    hand_over: HandOver = HandOver.ARROW
+    why_hand_over: str = ""
 
     def first_handle(self, query_id: str, subtask: int, epoch: int) -> Handle:
         """Return the handle of a subtask that has no state yet."""
@@ -150,7 +153,6 @@ class Runtime(msgspec.Struct, frozen=True, kw_only=True):
     inline_threshold_bytes: int
     memory_limit_bytes: int
     materialization: Materialization
-    hand_over: HandOver = HandOver.ARROW
     drain: Drain | None = None
     initial_handles: FileReference | None = None
     measures_backend: bool = False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
@@ -16,10 +17,12 @@ from pyspark_ckpt.checkpoint.query_files import QueryFiles
 from pyspark_ckpt.checkpoint.query_runner import runner_of
 from pyspark_ckpt.checkpoint.runner import CheckpointRunner
 from pyspark_ckpt.clock import now_ms
+from pyspark_ckpt.errors import PlanError
 from pyspark_ckpt.formats.location_files import read_rolled_back
 from pyspark_ckpt.formats.metadata import CheckpointMetadata, Origin
 from pyspark_ckpt.formats.metadata_file import encode_metadata
 from pyspark_ckpt.formats.origin import Restore, read_origin
+from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.metrics.reporters import check_reporters
 from pyspark_ckpt.operator.capture.orders import CaptureFiles
 from pyspark_ckpt.operator.descriptor import (
@@ -50,7 +53,7 @@ from pyspark_ckpt.restore.location.start_location import StartLocation
 from pyspark_ckpt.restore.location.way_back import readable_query_id
 from pyspark_ckpt.restore.plan import RestoreMigrations, RestorePlan, RestoreRequest, plan_of
 from pyspark_ckpt.restore.source import RestoreSource
-from pyspark_ckpt.settings import RUNTIME_KEY, ClaimMode, Settings
+from pyspark_ckpt.settings import HAND_OVER, RUNTIME_KEY, ClaimMode, HandOver, Settings
 from pyspark_ckpt.spark.callback_thread import end_callback_thread
 from pyspark_ckpt.spark.log import Sources, SparkLog
 from pyspark_ckpt.spark.own_session import (
@@ -71,6 +74,8 @@ from pyspark_ckpt.storage.open import Storage, open_storage
 from pyspark_ckpt.storage.retrying import RetryingStorage
 from pyspark_ckpt.stores.base import CompletedCheckpointStore
 from pyspark_ckpt.stores.open import claim_store
+
+logger = library_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,6 +216,7 @@ class QueryStart:
             location.check_logs(self._sources)
         location.check_parallelism(self._spark, self._settings.parallelism)
         report_parallelism(self._spark, location.operators.descriptors[0].parallelism)
+        self._check_hand_over()
         location.check_states(self._spark, self._sources)
         location.claim_directory()
         location.check_not_swapped()
@@ -236,6 +242,26 @@ class QueryStart:
             ends_by_itself=self._spark_query.ends_by_itself,
         )
         return self._with_coordinator(query, origin)
+
+    def _check_hand_over(self) -> None:
+        """Say how rows are handed over to each operator; a writer's option cannot change it."""
+        value, source = self._settings.given.get(HAND_OVER, ("", ""))
+        for operator in self._location.operators.descriptors:
+            wanted = self._settings.hand_over
+            if source == "option" and wanted not in (HandOver.AUTO, operator.hand_over):
+                raise PlanError(
+                    f"operator {operator.uid!r} was built with its rows handed over as "
+                    f"{operator.hand_over}: the writer's option {HAND_OVER} = {value} comes too "
+                    "late. Set it in the session before key_by"
+                )
+            is_slower = wanted is HandOver.AUTO and operator.hand_over is HandOver.PACKED
+            logger.log(
+                logging.WARNING if is_slower else logging.INFO,
+                "operator %r: rows are handed over as %s: %s",
+                operator.uid,
+                operator.hand_over,
+                operator.why_hand_over,
+            )
 
     @cached_property
     def _sources(self) -> Sources:
@@ -340,7 +366,6 @@ class QueryStart:
             inline_threshold_bytes=settings.inline_threshold_bytes,
             memory_limit_bytes=settings.memory_limit_bytes,
             materialization=settings.materialization,
-            hand_over=settings.hand_over,
             drain=drain,
             initial_handles=self._initial_handles,
             measures_backend=bool(settings.metrics_reporters),

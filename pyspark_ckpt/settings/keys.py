@@ -17,6 +17,7 @@ from pyspark_ckpt.settings.modes import (
 from state_backends import BACKEND_TYPES
 
 PARALLELISM = "spark.ckpt.parallelism.default"
+HAND_OVER = "spark.ckpt.execution.hand-over"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +80,15 @@ SETTINGS: tuple[Setting, ...] = (
         ),
     ),
     Setting(
-        key="spark.ckpt.execution.hand-over",
+        key=HAND_OVER,
         field="hand_over",
         read=values.member(HandOver),
         allowed=f"one of {', '.join(HandOver)}",
-        default="arrow",
+        default="auto",
         meaning=(
-            "`arrow`: workers hand rows over as Arrow where PySpark lets them; `pandas`: always "
-            "as PySpark does, which takes longer"
+            "how workers hand rows over. `arrow`: as Arrow, by a hook in PySpark's worker; "
+            "`packed`: as bytes in PySpark's own frames, which takes longer; `auto`: as Arrow "
+            "where the worker lets it. Set it in the session before you build the query"
         ),
     ),
     Setting(

@@ -49,8 +49,9 @@ class HighAvailability(str, Enum):
 class HandOver(str, Enum):
     """The form in which Spark's workers hand rows over to an operator and take its output."""
 
+    AUTO = "auto"
     ARROW = "arrow"
-    PANDAS = "pandas"
+    PACKED = "packed"
 
     __str__ = str.__str__
 

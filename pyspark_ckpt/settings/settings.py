@@ -65,7 +65,7 @@ class Settings:
     num_retained: int = 3
     inline_threshold_bytes: int = 20 * 1024
     memory_limit_bytes: int = 512 * 1024**2
-    hand_over: HandOver = HandOver.ARROW
+    hand_over: HandOver = HandOver.AUTO
     high_availability_type: HighAvailability = HighAvailability.NONE
     zookeeper_quorum: str | None = None
     zookeeper_root: str = "/pyspark_ckpt"

@@ -119,9 +119,9 @@ class GivenColumns:
         """Return the key columns of rows."""
         return frame[list(self.key_names)].reset_index(drop=True)
 
-    def user_keys(self, sent_keys: Sequence[Key]) -> Sequence[Key]:
-        """Return keys as the processor sees them."""
-        return [self._keys.of_columns(key).key for key in sent_keys]
+    def keys_of(self, frame: pd.DataFrame) -> list[Key]:
+        """Return the keys of rows as the processor sees them."""
+        return [self._keys.of_columns(key).key for key in self.sent_keys(frame)]
 
 
 def frame_of_rows(given: Sequence[tuple[GivenKey, Sequence[Row]]]) -> pd.DataFrame:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from datetime import datetime
 from typing import Any
 
 import pandas as pd
@@ -14,9 +13,11 @@ from pyspark.sql import types as T
 from pyspark_ckpt.errors import StateValueError
 from pyspark_ckpt.operator.modes.kept_values import kept_frame, kept_row
 from pyspark_ckpt.operator.rows.mode import Output
-from pyspark_ckpt.operator.values.codec import TupleCodec
-from pyspark_ckpt.operator.values.json import JsonReader
-from pyspark_ckpt.operator.values.transport import travels_as_json
+from pyspark_ckpt.operator.values.arrow_values import ColumnStyle, a_list, python_values
+from pyspark_ckpt.operator.values.user_columns import row_columns
+from pyspark_ckpt.values.columns import integers_of, with_nulls
+from pyspark_ckpt.values.types import Kind, classes_of
+from pyspark_ckpt.values.user import local_timestamp
 
 
 class KeptOutput:
@@ -104,13 +105,6 @@ class KeptOutput:
         return kept_frame(item)
 
 
-_TIMES: dict[type[T.DataType], Callable[[Any], Any]] = {
-    T.DateType: T.DateType().fromInternal,
-    T.TimestampType: T.TimestampType().fromInternal,
-    T.TimestampNTZType: datetime.fromisoformat,
-}
-
-
 def _spark_rows(schema: T.StructType, batches: Sequence[pa.RecordBatch]) -> list[Row]:
     """Return batches in the sent schema as the Rows that ``collect`` returns."""
     make = Row(*schema.names)
@@ -127,7 +121,7 @@ def _spark_frame(schema: T.StructType, batches: Sequence[pa.RecordBatch]) -> pd.
     frames = [
         pd.DataFrame(
             {
-                field.name: values if _is_changed(field) else _exact(sent)
+                field.name: _exact(sent) if isinstance(field.dataType, _ATOMIC) else values
                 for field, sent, values in zip(
                     schema.fields, batch.columns, _columns(schema, batch), strict=True
                 )
@@ -136,6 +130,11 @@ def _spark_frame(schema: T.StructType, batches: Sequence[pa.RecordBatch]) -> pd.
         for batch in batches
     ]
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=schema.names)
+
+
+_ATOMIC = classes_of(
+    Kind.INTEGER, Kind.FRACTION, Kind.DECIMAL, Kind.BOOLEAN, Kind.TEXT, Kind.BINARY
+)
 
 
 def _exact(sent: pa.Array) -> pd.Series[Any]:
@@ -148,26 +147,26 @@ def _nullable(_: pa.DataType) -> pd.Int64Dtype:
     return pd.Int64Dtype()
 
 
-def _is_changed(field: T.StructField) -> bool:
-    return type(field.dataType) in _TIMES or travels_as_json(field.dataType)
-
-
 def _columns(schema: T.StructType, batch: pa.RecordBatch) -> list[list[Any]]:
     return [
-        _values(field, column) for field, column in zip(schema.fields, batch.columns, strict=True)
+        python_values(field.dataType, column, _COLLECTED)
+        for field, column in zip(schema.fields, batch.columns, strict=True)
     ]
 
 
-def _values(field: T.StructField, sent: pa.Array) -> list[Any]:
-    values: list[Any] = sent.to_pylist()
-    if not _is_changed(field):
-        return values
-    read = _TIMES.get(type(field.dataType)) or _nested_reader(field)
-    return [None if value is None else read(value) for value in values]
+def _leaf(data_type: T.DataType) -> Callable[[pa.Array], list[Any]] | None:
+    return _instants if isinstance(data_type, T.TimestampType) else _ROWS.leaves(data_type)
 
 
-def _nested_reader(field: T.StructField) -> Callable[[Any], Any]:
-    """Return a function from a travelling value to the value with Rows and dicts in it."""
-    read = JsonReader(field.dataType, "UTC")
-    codec = TupleCodec(T.StructType([field]), f"output column {field.name!r}")
-    return lambda value: codec.decode(codec.encode((read(value),)))[0]
+def _instants(column: pa.Array) -> list[Any]:
+    return with_nulls(list(map(local_timestamp, integers_of(column).tolist())), column)
+
+
+def _row(names: list[str]) -> Callable[[tuple[Any, ...]], Any]:
+    make = Row(*names)
+    return lambda values: make(*values)
+
+
+_ROWS = row_columns("UTC")
+_COLLECTED = ColumnStyle(_leaf, _row, lambda _, entries: dict(entries), a_list)
+"""The objects that ``collect`` returns: Rows, dicts and naive local times."""

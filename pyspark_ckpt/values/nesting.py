@@ -42,28 +42,26 @@ def pairs(one: T.DataType, other: T.DataType) -> Iterator[tuple[T.DataType, T.Da
 def mapped(
     data_type: T.DataType,
     leaf: Callable[[T.DataType], T.DataType],
-    name: Callable[[int, str], str] | None = None,
+    names: Callable[[list[str]], list[str]] | None = None,
 ) -> T.DataType:
-    """Return a type with other leaves, all nullable; `name` renames fields by place and name."""
+    """Return a type with other leaves, all nullable; `names` renames the fields of a struct."""
     if isinstance(data_type, T.ArrayType):
-        return T.ArrayType(mapped(data_type.elementType, leaf, name))
+        return T.ArrayType(mapped(data_type.elementType, leaf, names))
     if isinstance(data_type, T.MapType):
-        key = mapped(data_type.keyType, leaf, name)
-        return T.MapType(key, mapped(data_type.valueType, leaf, name))
+        key = mapped(data_type.keyType, leaf, names)
+        return T.MapType(key, mapped(data_type.valueType, leaf, names))
     if isinstance(data_type, T.StructType):
-        fields = [
-            T.StructField(
-                name(place, each.name) if name else each.name, mapped(each.dataType, leaf, name)
-            )
-            for place, each in enumerate(data_type.fields)
-        ]
-        return T.StructType(fields)
+        own = data_type.names
+        fields = zip(names(own) if names else own, data_type.fields, strict=True)
+        return T.StructType(
+            [T.StructField(name, mapped(each.dataType, leaf, names)) for name, each in fields]
+        )
     return leaf(data_type)
 
 
-def by_place(place: int, _: str) -> str:
-    """Return the name of a field that is known by its place: struct fields may have equal names."""
-    return f"c{place}"
+def by_place(names: list[str]) -> list[str]:
+    """Return names of fields that say their places: fields of a struct may have equal names."""
+    return [f"c{place}" for place in range(len(names))]
 
 
 def same_type(stored: T.DataType, wanted: T.DataType, *, nullability: bool = True) -> bool:

@@ -28,7 +28,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import NotBuiltYetError, StateValueError
-from pyspark_ckpt.values import hashing, user
+from pyspark_ckpt.values import columns, hashing, user
 from pyspark_ckpt.values.nesting import holds, mapped, types_in
 from pyspark_ckpt.values.user import Converter
 
@@ -134,8 +134,8 @@ class LeafType:
     is_key: bool = True
     """Whether it can be a key, or part of one."""
     key_form: KeyForm = KeyForm.ENCODED
-    key_text: Converter | None = None
-    """Makes the text of a plain value, for `KeyForm.TEXT`."""
+    key_texts: Callable[[np.ndarray[Any, Any]], list[str]] | None = None
+    """Makes the texts of an array of plain values, for `KeyForm.TEXT`."""
     hasher: Callable[[Any], Callable[[Any, int], int]] | None = None
     """Spark's hash of a plain value and a seed."""
     hashed_as: T.DataType | None = None
@@ -145,6 +145,12 @@ class LeafType:
     order: Order = Order.NONE
     sum_type: Callable[[Any], T.DataType | None] = lambda _: None
     """The type of a sum, ``None`` if it cannot be summed up."""
+    shown: Callable[[pa.Array], list[Any]] | None = None
+    """Makes a column's values as rows show them, where they are not those that Arrow gives."""
+    of_arrow: type | None = None
+    """A Python type whose values Arrow takes for a column, though they are not stored as is."""
+    in_words: Callable[[Any], str] = str
+    """Makes the text of a plain value that errors show."""
     pandas: str | None = None
     """The nullable dtype of columns of states in pandas; they are of objects without it."""
     is_filtered: bool = False
@@ -154,12 +160,17 @@ class LeafType:
     whole_text: Callable[[Any], str] | None = None
     """The pattern of texts that are one value: Spark takes more, and drops digits or a zone."""
     in_python: T.DataType | None = None
-    """The type to which Spark has to cast it for Python, if it is another one."""
+    """The type to which Spark casts it for Python, if it may be another one."""
 
     @property
     def wire(self) -> Any:
         """The msgspec type of its plain values."""
         return _wire_of(self.plain, self.bits)
+
+    @property
+    def in_columns(self) -> frozenset[type]:
+        """The Python types of whose values Arrow makes a column as they are."""
+        return self.as_they_are | ({self.of_arrow} if self.of_arrow else frozenset())
 
     @property
     def as_they_are(self) -> frozenset[type]:
@@ -215,7 +226,7 @@ def _fraction(
         widens=() if is_double else (Widening(T.DoubleType),),
         key_form=KeyForm.PLAIN, order=Order.RANKED, sum_type=_always(T.DoubleType()),
         hasher=_always(hashing.hash_float), canonical=_FLOATS_CANONICAL,
-        pandas=pandas, exact_up_to=float(1 << digits),
+        pandas=pandas, exact_up_to=float(1 << digits), of_arrow=float,
     )  # fmt: skip
 
 
@@ -223,11 +234,11 @@ def _is_binary_text(_: T.DataType, wanted: T.StringType) -> bool:
     return bool(wanted.isUTF8BinaryCollation())
 
 
-def _text(spark: type[T.DataType], **columns: Any) -> LeafType:
+def _text(spark: type[T.DataType], **fields: Any) -> LeafType:
     return LeafType(
         spark=spark, kind=Kind.TEXT, plain=str, python="str",
         arrow=_always(pa.string()), take=user.as_text, is_stored_as_taken=True,
-        hasher=_always(hashing.hash_text), **columns,
+        hasher=_always(hashing.hash_text), **fields,
     )  # fmt: skip
 
 
@@ -283,16 +294,16 @@ def _time(
     kind: Kind,
     take: Converter,
     arrow: pa.DataType,
-    **columns: Any,
+    **fields: Any,
 ) -> LeafType:
     """Return the row of a time, whose plain values are the integers that Spark has for them."""
-    bits = columns.pop("bits", 64)
+    bits = fields.pop("bits", 64)
 
     def write(data_type: T.DataType) -> Converter:
         to_integer = data_type.toInternal
         return lambda value: to_integer(take(value))
 
-    given = {"write": write, "read": lambda data_type: data_type.fromInternal, **columns}
+    given = {"write": write, "read": lambda data_type: data_type.fromInternal, **fields}
     return LeafType(
         spark=spark, kind=kind, plain=int, bits=bits, arrow=_always(arrow), take=take,
         hasher=_always(hashing.hash_integer if bits == 32 else hashing.hash_long),
@@ -300,14 +311,17 @@ def _time(
     )  # fmt: skip
 
 
-_LOCAL_EPOCH = datetime.datetime(1970, 1, 1)  # noqa: DTZ001
+_FIRST_YEAR_WITH_SIGN = int(np.datetime64("10000-01-01", "us").astype(np.int64))
 
 
-def _local_time_text(microseconds: int) -> str:
-    """Return a timestamp without a zone as Spark casts it to text."""
-    time = _LOCAL_EPOCH + datetime.timedelta(microseconds=microseconds)
-    text = time.isoformat(" ", "seconds")
-    return f"{text}.{time.microsecond:06}".rstrip("0") if time.microsecond else text
+def _local_time_texts(microseconds: np.ndarray[Any, Any]) -> list[str]:
+    """Return timestamps without a zone as Spark casts them to text."""
+    texts = np.datetime_as_string(microseconds.astype("datetime64[us]")).tolist()
+    plain = [text.replace("T", " ").rstrip("0").rstrip(".") for text in texts]
+    if (microseconds < _FIRST_YEAR_WITH_SIGN).all():
+        return plain
+    signs = np.where(microseconds < _FIRST_YEAR_WITH_SIGN, "", "+").tolist()
+    return [sign + text for sign, text in zip(signs, plain, strict=True)]
 
 
 _DATE = r"\s*[+-]?\d+-\d{1,2}-\d{1,2}"
@@ -319,7 +333,10 @@ def _whole_time_of_day(data_type: Any) -> str:
 
 
 _VARIANT_PARTS = pa.struct(
-    [pa.field(name, pa.binary(), nullable=False) for name in ("value", "metadata")]
+    [
+        pa.field("value", pa.binary(), nullable=False),
+        pa.field("metadata", pa.binary(), nullable=False, metadata={"variant": "true"}),
+    ]
 )
 
 # fmt: off
@@ -334,6 +351,7 @@ LEAVES: tuple[LeafType, ...] = (
         spark=T.DecimalType, kind=Kind.DECIMAL, plain=Decimal, python="Decimal",
         arrow=lambda data_type: pa.decimal128(data_type.precision, data_type.scale),
         take=user.as_decimal, write=user.decimal_writer, sum_type=_sum_of_decimals,
+        of_arrow=Decimal,
         widens=(Widening(T.DecimalType, fits=_holds_decimals, convert=_rescale),),
         key_form=KeyForm.PLAIN, order=Order.ARROW,
         hasher=lambda data_type: hashing.decimal_hash(data_type.precision, data_type.scale),
@@ -344,7 +362,10 @@ LEAVES: tuple[LeafType, ...] = (
         key_form=KeyForm.PLAIN, order=Order.ARROW, hasher=_always(hashing.hash_integer),
         pandas="boolean", is_filtered=True,
     ),
-    _text(T.StringType, key_form=KeyForm.PLAIN, order=Order.RANKED, is_filtered=True),
+    _text(
+        T.StringType, key_form=KeyForm.PLAIN, order=Order.RANKED, is_filtered=True,
+        in_python=T.StringType(),
+    ),
     _text_with_length(T.CharType),
     _text_with_length(T.VarcharType),
     LeafType(
@@ -356,29 +377,34 @@ LEAVES: tuple[LeafType, ...] = (
     _time(
         T.DateType, Kind.DATE, user.as_day, pa.date32(), bits=32, python="date",
         key_form=KeyForm.PLAIN, order=Order.ARROW, is_filtered=True,
+        shown=columns.days, of_arrow=datetime.date,
+        in_words=lambda days: str(np.datetime64(days, "D")),
         whole_text=_always(rf"^{_DATE}([ T][0:.]*)?\s*$"),
     ),
     _time(
         T.TimestampType, Kind.INSTANT, user.as_moment, pa.timestamp("us", "UTC"),
         python="datetime", key_form=KeyForm.PLAIN, order=Order.ARROW,
         write=_always(user.microseconds_of), write_shown=user.shown_microseconds_of,
+        in_words=lambda microseconds: f"{np.datetime64(microseconds, 'us')}Z",
         whole_text=_always(rf"^{_DATE}({_CLOCK}\s*([A-Za-z+-].*)?)?\s*$"),
     ),
     _time(
         T.TimestampNTZType, Kind.LOCAL_TIME, user.as_local_time, pa.timestamp("us"),
-        python="datetime", key_form=KeyForm.TEXT, key_text=_local_time_text, order=Order.ARROW,
+        python="datetime", key_form=KeyForm.TEXT, key_texts=_local_time_texts, order=Order.ARROW,
+        shown=columns.local_times,
+        in_words=lambda microseconds: str(np.datetime64(microseconds, "us")).replace("T", " "),
         whole_text=_always(rf"^{_DATE}({_CLOCK})?\s*$"),
     ),
     *(
         _time(
             T.TimeType, Kind.TIME_OF_DAY, user.as_time_of_day, pa.time64("ns"),
-            whole_text=_whole_time_of_day,
+            whole_text=_whole_time_of_day, shown=columns.times_of_day, in_python=T.TimeType(),
         )
         for _ in range(hasattr(T, "TimeType"))  # since PySpark 4.1
     ),
     _time(
         T.DayTimeIntervalType, Kind.DURATION, user.as_duration, pa.duration("us"),
-        python="timedelta",
+        python="timedelta", shown=columns.durations, in_python=T.DayTimeIntervalType(),
     ),
     LeafType(
         spark=T.YearMonthIntervalType, kind=Kind.MONTHS, plain=int, bits=32,
@@ -390,6 +416,7 @@ LEAVES: tuple[LeafType, ...] = (
         spark=T.VariantType, kind=Kind.VARIANT, plain=tuple, arrow=_always(_VARIANT_PARTS),
         take=user.as_variant, write=_always(user.variant_parts),
         read=_always(lambda parts: T.VariantVal(*parts)), is_key=False,
+        shown=columns.variants,
     ),
     LeafType(
         spark=T.NullType, kind=Kind.NULL, plain=type(None), arrow=_always(pa.null()),
@@ -453,8 +480,8 @@ def stored_key_type(fields: Sequence[T.StructField]) -> Any:
 def in_python(data_type: T.DataType) -> T.DataType:
     """Return the type in which a column comes to Python; Spark has to cast it.
 
-    Spark has no texts of fixed length there. Intervals of years and months, which Spark does not
-    give to Python over Arrow, are numbers of months.
+    Arrow has one type for texts, and Spark reads only the widest intervals and times of day back
+    from it. Intervals of years and months, which PyArrow cannot read, are numbers of months.
     """
     return mapped(data_type, _leaf_in_python)
 

@@ -1,4 +1,5 @@
-"""How rows get from Spark's worker to an operator and back: through Arrow, or through pandas.
+"""How rows get from Spark's worker to an operator and back: in Arrow, or packed into bytes.
 
-`run/subtask` chooses `worker`, the hook in PySpark's worker, or `pandas_frames`, PySpark's way.
+The driver decides (`plan/hand_over`). `worker` is the hook in PySpark's worker for Arrow; `packing`
+makes bytes of rows where there can be no hook.
 """

@@ -3,8 +3,8 @@
 While the worker unpickles the function of a task, its function ``read_udfs`` is on the stack. That
 function holds the serializer object of this one task, which reads the stream from Spark and writes
 the stream back. Its two methods are replaced on the object: no module is changed, and no other task
-is concerned. Where anything is not as expected, nothing is changed, and PySpark's own way through
-pandas is taken. This module alone knows PySpark's worker.
+is concerned. Where anything is not as expected, nothing is changed, and the reason is returned.
+This module alone knows PySpark's worker; the driver asks it before (`plan/hand_over`).
 
 In the stream to Python the last column of a batch says which of its rows belong to which group, and
 has the group's state in the first batch of the group. In the stream back each batch has three
@@ -15,11 +15,9 @@ worker does the same with pandas in between.
 from __future__ import annotations
 
 import json
-import logging
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from itertools import groupby
 from types import FrameType
 from typing import IO, Any
@@ -32,17 +30,13 @@ from pyspark.sql.pandas.serializers import ArrowStreamSerializer
 from pyspark.sql.streaming.state import GroupState
 from pyspark.util import PythonEvalType
 
-from pyspark_ckpt.operator.task_failure import marked_errors
-
-_log = logging.getLogger("pyspark_ckpt")
 _READ_UDFS = "read_udfs"
 _WORKERS = ("pyspark.worker", "__main__")
-_PROFILER = "spark.sql.pyspark.udf.profiler"
+PROFILER = "spark.sql.pyspark.udf.profiler"
+PIPELINED = "spark.python.udf.pipelined.enabled"
 
 Replies = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 """From the batches of the stream to Python to those of the stream back."""
-
-_logged: set[str] = set()
 
 STATE_SCHEMA = T.StructType([T.StructField("handle", T.BinaryType())])
 """What Spark's own state store keeps for a subtask."""
@@ -61,52 +55,42 @@ Group = Callable[[Iterator[pa.RecordBatch], GroupState], Iterator[pa.RecordBatch
 """The function of a group: gets its rows and its state, yields its output, changes the state."""
 
 
-def take_over(replies: Replies) -> bool:
+def take_over(replies: Replies) -> str | None:
     """Have the task whose function is being unpickled hand its rows over as Arrow.
 
-    Called on an executor while the worker unpickles; does nothing anywhere else.
+    Called on an executor while the worker unpickles; does nothing anywhere else. Returns why the
+    worker refuses it, ``None`` if it does not.
     """
     frame = _reading_frame()
-    if frame is None:  # the driver makes copies of functions too
-        return False
+    if frame is None:
+        return "the function was not unpickled by PySpark's worker"
     try:
-        reason = _refusal(frame)
+        reason = _refusal(frame, PythonEvalType.SQL_GROUPED_MAP_PANDAS_UDF_WITH_STATE)
         if reason is None:
             _replace_methods(frame.f_locals["ser"], replies)
-    except Exception as exc:  # an unknown worker: the task continues
-        reason = f"the worker is not as expected ({type(exc).__name__}: {exc})"
-    if reason is not None and reason not in _logged:
-        _logged.add(reason)
-        _log.warning("rows are handed over through pandas, not through Arrow: %s", reason)
-    return reason is None
+    except Exception as exc:  # an unknown worker
+        reason = _not_as_expected(exc)
+    return reason
 
 
-def explain_errors(explained: Callable[[Exception], Exception | None]) -> None:
-    """Have the task whose function is being unpickled raise other errors for PySpark's own.
-
-    For a task that hands its rows over through pandas: PySpark's worker makes the frames, outside
-    of the function. Does nothing in a worker that is not as expected.
-
-    `explained` returns the error to raise, or ``None`` for the error itself.
-    """
+def refusal_of_probe() -> str | None:
+    """Return why the worker that unpickles a function of ``mapInArrow`` would refuse the hook."""
     frame = _reading_frame()
-    serializer: Any = None if frame is None else frame.f_locals.get("ser")
-    own = getattr(serializer, "dump_stream", None)
-    if own is None:
-        return
+    if frame is None:
+        return "the worker has no function read_udfs that unpickles"
+    try:
+        reason = _refusal(frame, PythonEvalType.SQL_MAP_ARROW_ITER_UDF)
+        if reason is None:
+            serializer = frame.f_locals["ser"]
+            for name in ("load_stream", "dump_stream"):
+                setattr(serializer, name, getattr(serializer, name))
+    except Exception as exc:  # an unknown worker
+        reason = _not_as_expected(exc)
+    return reason
 
-    def dump_stream(output: Iterator[Any], stream: IO[bytes]) -> None:
-        try:
-            own(output, stream)
-        except Exception as exc:
-            other = explained(exc)
-            if other is None:
-                raise
-            with marked_errors():
-                raise other from exc
 
-    with suppress(AttributeError):
-        serializer.dump_stream = dump_stream
+def _not_as_expected(error: Exception) -> str:
+    return f"the worker is not as expected ({type(error).__name__}: {error})"
 
 
 def _reading_frame() -> FrameType | None:
@@ -119,20 +103,20 @@ def _reading_frame() -> FrameType | None:
     return None
 
 
-def _refusal(frame: FrameType) -> str | None:
-    """Return why a task cannot hand over Arrow, ``None`` if it can."""
+def _refusal(frame: FrameType, wanted: int) -> str | None:
+    """Return why a task of an evaluation type cannot hand over Arrow, ``None`` if it can."""
     known = frame.f_locals
-    if known.get("eval_type") != PythonEvalType.SQL_GROUPED_MAP_PANDAS_UDF_WITH_STATE:
+    if known.get("eval_type") != wanted:
         return f"the function is called as evaluation type {known.get('eval_type')}"
     if not isinstance(known.get("ser"), ArrowStreamSerializer):
         return f"the serializer is {type(known.get('ser')).__name__}"
     if os.environ.get("SPARK_PIPELINED_UDF") == "1":
-        return "spark.python.udf.pipelined.enabled is true"
+        return f"{PIPELINED} is true"
     conf = known.get("runner_conf")
     if conf is None:
         return "the worker has no settings"
-    profiler = conf.get(_PROFILER) if isinstance(conf, dict) else conf.udf_profiler
-    return f"{_PROFILER} is {profiler}" if profiler else None
+    profiler = conf.get(PROFILER) if isinstance(conf, dict) else conf.udf_profiler
+    return f"{PROFILER} is {profiler}" if profiler else None
 
 
 def _replace_methods(serializer: Any, replies: Replies) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import chain
 from typing import Any
 
@@ -22,8 +22,7 @@ from pyspark_ckpt.operator.rows.output import CHUNK_ROWS, OutputRows
 from pyspark_ckpt.operator.rows.sent_rows import SentRows
 from pyspark_ckpt.operator.table.keys import KEY_POSITION, PartKeys
 from pyspark_ckpt.operator.task_failure import shown
-from pyspark_ckpt.operator.values.arrow_forms import sent_column, whole
-from pyspark_ckpt.operator.values.sent_columns import first_bad_text
+from pyspark_ckpt.operator.values.user_columns import first_bad_text, whole, yielded_column
 
 PIECE_BYTES = 1 << 26
 """Output of this size leaves at once: far below the 2 GB that an Arrow column of texts can have."""
@@ -218,11 +217,9 @@ class ArrowOutput:
         )
 
     def _column(self, field: T.StructField, column: pa.ChunkedArray) -> pa.Array:
-        make = partial(self._schema.column, field)
-        make_nested = partial(self._schema.nested_column, field)
         try:
-            return kept_array(sent_column(field.dataType, column, make, make_nested))
-        except (pa.ArrowException, OverflowError, UnicodeError) as exc:  # Python has no year 10,000
+            return kept_array(yielded_column(field.dataType, column))
+        except (pa.ArrowException, ValueError, OverflowError) as exc:
             bad = first_bad_text(column)
             if bad is not None:
                 raise StateValueError(

@@ -17,7 +17,6 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.state import GroupStateTimeout
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
@@ -34,18 +33,21 @@ from pyspark_ckpt.operator.descriptor import (
     encode_descriptor,
     processor_name,
 )
+from pyspark_ckpt.operator.handover.packing import PACKED_SCHEMA, packed, unpacked
 from pyspark_ckpt.operator.handover.worker import STATE_SCHEMA
 from pyspark_ckpt.operator.modes.arrow import ArrowInput
 from pyspark_ckpt.operator.modes.batches import BatchInput
 from pyspark_ckpt.operator.modes.pandas import FrameLimits, PandasInput
 from pyspark_ckpt.operator.modes.rows import RowsInput
 from pyspark_ckpt.operator.plan.declared import declare_states, parse_schema
+from pyspark_ckpt.operator.plan.hand_over import Decision, decided_hand_over
 from pyspark_ckpt.operator.plan.initial_state import InitialState, remember_initial_state
 from pyspark_ckpt.operator.plan.streaming_row import has_streaming_row, in_any_mode, streaming_row
 from pyspark_ckpt.operator.rows.input import KEY_GROUP, TOKEN, InputColumns
 from pyspark_ckpt.operator.rows.keys import subtask_tokens
 from pyspark_ckpt.operator.rows.mode import InputMode
 from pyspark_ckpt.operator.rows.output import OutputRows
+from pyspark_ckpt.operator.rows.packed import RowPacking
 from pyspark_ckpt.operator.rows.quarantined import QuarantinedRows
 from pyspark_ckpt.operator.rows.sides import BroadcastRows, InitialRows
 from pyspark_ckpt.operator.run.function import OperatorFunction
@@ -56,7 +58,7 @@ from pyspark_ckpt.operator.run.without_query import BatchFunction
 from pyspark_ckpt.operator.time import NEVER_LATE
 from pyspark_ckpt.sessions.connect_plan import column_name
 from pyspark_ckpt.sessions.kind import is_connect
-from pyspark_ckpt.settings import read_settings
+from pyspark_ckpt.settings import HandOver, read_settings
 
 _TIME_MODES = {mode.value.lower(): mode for mode in TimeMode}
 
@@ -289,8 +291,14 @@ class OperatorPlan:
             arguments.time_mode,
             has_watermark=self._has_watermark,
         )
+        hand_over = Decision(HandOver.ARROW, "a batch DataFrame passes through mapInArrow")
+        if self.keyed.df.isStreaming:
+            where = f"operator {arguments.uid!r}"
+            hand_over = decided_hand_over(self.keyed.df.sparkSession, where)
         descriptor = OperatorDescriptor(
             uid=arguments.uid,
+            hand_over=hand_over.way,
+            why_hand_over=hand_over.why,
             has_default_uid=arguments.has_default_uid,
             parallelism=self.keyed.parallelism,
             max_parallelism=self.keyed.max_parallelism,
@@ -336,19 +344,24 @@ class OperatorPlan:
             initial = InitialState(self.initial.with_tokens(), function)
             descriptor = remember_initial_state(descriptor, initial)
         metadata = {DESCRIPTOR_METADATA: encode_descriptor(descriptor)}
-        rows = self._rows(function)
-        subtask = SubtaskFunction(function, to_arrow_schema(rows.schema), output.arrow_schema)
-        return in_any_mode(
+        rows, sent_schema, packing = self._rows(function), output.sent_schema, None
+        if descriptor.hand_over is HandOver.PACKED:
+            rows, of_rows = packed(rows)
+            packing = (of_rows, RowPacking(sent_schema))
+            sent_schema = PACKED_SCHEMA
+        subtask = SubtaskFunction(function, output.arrow_schema, packing)
+        processed = in_any_mode(
             rows.withMetadata(TOKEN, metadata)
             .groupBy(TOKEN)
             .applyInPandasWithState(
                 _named(subtask, descriptor.uid),
-                output.sent_schema,
+                sent_schema,
                 STATE_SCHEMA,
                 self.arguments.output_mode.value,
                 TIMEOUTS[self.arguments.time_mode],
             )
         )
+        return processed if packing is None else unpacked(processed, packing[1])
 
     def _run_once(self, function: OperatorFunction, output: OutputRows) -> DataFrame:
         rows = self._rows(function)

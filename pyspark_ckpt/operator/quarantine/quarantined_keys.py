@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -27,7 +27,6 @@ from pyspark_ckpt.operator.table.catalog import codec_of
 from pyspark_ckpt.operator.table.keys import StoredKey
 from pyspark_ckpt.operator.table.stored_keys import encode_key_group
 from pyspark_ckpt.operator.values.codec import TupleCodec
-from pyspark_ckpt.values.types import stored_key_type
 
 KEYS_STATE = LIBRARY_PREFIX
 
@@ -133,7 +132,8 @@ class QuarantinedKeys:
         assert self._keeping is not None
         rows = [(self._epoch, *values) for values in self._keeping.values(sent)]
         _, state = self._open_states()
-        codec = _SentValues(self._row_schema)
+        assert self._row_schema is not None
+        codec = TupleCodec(self._row_schema, self._where).plain
         key = self.found[self._current]
         key = msgspec.structs.replace(
             key,
@@ -229,7 +229,9 @@ class QuarantinedKeys:
             rows = self._id_of(ROWS_STATE, StateKind.LIST, self._row_schema)
             keys_codec = TupleCodec(_KEYS_SCHEMA, self._where)
             self._keys = ValueState(self._table, keys, keys_codec)
-            self._rows = ListState(self._table, rows, _SentValues(self._row_schema))
+            self._rows = ListState(
+                self._table, rows, TupleCodec(self._row_schema, self._where).plain
+            )
         return self._keys, self._rows
 
     def _id_of(self, name: str, kind: StateKind, schema: T.StructType) -> bytes:
@@ -241,37 +243,6 @@ class QuarantinedKeys:
         elif not self.found:  # an edit that erased all quarantined keys left it without an entry
             catalog.replace(state_id, wanted)
         return bytes([state_id])
-
-
-class _SentValues:
-    """Encodes rows whose values are in the form in which they are sent.
-
-    The bytes are those of the state's schema, so that its table shows the values.
-    """
-
-    prefix = b""
-
-    def __init__(self, schema: T.StructType | None) -> None:
-        assert schema is not None
-        self.encode = msgspec.msgpack.Encoder().encode
-        self.decode = msgspec.msgpack.Decoder(stored_key_type(schema.fields)).decode
-
-    @property
-    def plain(self) -> _SentValues:
-        """The codec itself: sent values are plain."""
-        return self
-
-    def encode_all(self, values: Any) -> list[bytes]:
-        """Encode several rows."""
-        return list(map(self.encode, values))
-
-    def as_tuple(self, values: Any) -> tuple[Any, ...]:
-        """Return a row."""
-        return tuple(values)
-
-    def decode_many(self, stored: Sequence[bytes | None]) -> list[tuple[Any, ...] | None]:
-        """Decode several rows."""
-        return [None if data is None else self.decode(data) for data in stored]
 
 
 def _with_epoch(schema: T.StructType) -> T.StructType:

@@ -1,16 +1,14 @@
-"""Input rows as they cross the shuffle: columns that survive pandas exactly.
+"""Input rows: the columns of a keyed stream in the plan, and as a processor gets them.
 
-Where the library cannot have Spark hand over Arrow, rows come in pandas frames, in which a null
-turns an integer column into floats and a timestamp loses range. So null flags travel as bits of one
-mask column, and dates and timestamps as integers; :class:`InputColumns` builds that in the plan and
-takes it apart on the executor.
+Rows travel as Spark has them: the columns by position, in Spark's own Arrow types.
+:class:`InputColumns` says so in the plan, and shows them on the executor as Rows, frames or tables.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
-from decimal import Decimal
+from datetime import datetime
 from functools import cache, cached_property, partial
 from itertools import repeat
 from types import MappingProxyType
@@ -23,56 +21,51 @@ import pyarrow as pa
 from pyspark.sql import Column, Row
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
-from pyspark.sql.pandas.types import to_arrow_schema
 
+from pyspark_ckpt.errors import NotBuiltYetError
 from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.operator.rows.key_columns import (
     Codes,
     canonical_column,
-    canonical_sent,
+    canonical_keys,
     check_key,
-    codes_of_numbers,
-    codes_of_objects,
-    codes_of_texts,
+    codes_of_column,
     combined,
 )
 from pyspark_ckpt.operator.rows.sent_rows import Places, SentRows, joined, taken
 from pyspark_ckpt.operator.time import (
-    NEVER_LATE,
     WATERMARK_DELAY,
-    end_of_window_column,
     event_time_index,
     is_emitted,
     is_window,
     never_late_column,
 )
-from pyspark_ckpt.operator.values.arrow_forms import shown_column, values_column
-from pyspark_ckpt.operator.values.codec import key_encoder
-from pyspark_ckpt.operator.values.json import JsonKey, JsonReader
-from pyspark_ckpt.operator.values.leaves import microseconds_of
-from pyspark_ckpt.operator.values.message_pack import canonical_of
+from pyspark_ckpt.operator.values.arrow_values import arrow_array, arrow_type
+from pyspark_ckpt.operator.values.codec import TupleCodec
 from pyspark_ckpt.operator.values.message_pack_columns import Form, encoded_tuples
 from pyspark_ckpt.operator.values.pandas import check_frame, loses_digits, pandas_column
-from pyspark_ckpt.operator.values.sent_columns import (
-    newest_ms,
-    numbers_of,
-    values_of,
-    with_nulls,
-)
+from pyspark_ckpt.operator.values.spark_columns import sent
 from pyspark_ckpt.operator.values.time_zones import python_zone, zone_of
-from pyspark_ckpt.operator.values.transport import (
+from pyspark_ckpt.operator.values.user_columns import (
     NOT_HELD,
-    NullMasks,
     ValueNotHeldError,
-    all_received,
     check_held,
     check_texts,
-    received,
-    sent_type,
-    text_not_held,
-    transport_of,
+    newest_ms,
+    retyped,
+    shown_column,
+    values_of,
 )
-from pyspark_ckpt.operator.values.wire_form import holds, row_type_of
+from pyspark_ckpt.operator.values.wire_form import (
+    aware_timestamp,
+    fields_converter,
+    row_style,
+    row_type_of,
+)
+from pyspark_ckpt.values.columns import numbers_of
+from pyspark_ckpt.values.nesting import holds
+from pyspark_ckpt.values.types import KeyForm, Kind, key_form_of, leaf_of, stored_key_type
+from pyspark_ckpt.values.user import Converter
 
 logger = library_logger(__name__)
 
@@ -83,17 +76,7 @@ _ROWS_AT_ONCE = 512
 """Rows that are made at once, of several keys: they stay in the processor's cache. Made for each
 key, ten rows took 2.8 us and not 1.8, one row 1.3 us and not 0.3 (measured)."""
 
-_WINDOW = T.StructType(
-    [T.StructField("start", T.TimestampType()), T.StructField("end", T.TimestampType())]
-)
-
 NO_DERIVED_KEYS: Mapping[str, str] = MappingProxyType({})
-
-_ENCODED_AS_COLUMNS = (
-    T.ByteType, T.ShortType, T.IntegerType, T.LongType, T.FloatType, T.DoubleType, T.BooleanType,
-    T.StringType, T.BinaryType, T.DateType, T.TimestampType,
-)  # fmt: skip
-"""Types of keys that are stored as they are sent."""
 
 
 class InputColumns:
@@ -122,26 +105,12 @@ class InputColumns:
         self.time_zone = python_zone(time_zone)
         if holds(schema, T.TimestampType):
             zone_of(time_zone)  # refused here rather than on the executors
-        self._transports = [transport_of(field, self.time_zone) for field in schema.fields]
-        self._masks = NullMasks(
-            [
-                index
-                for index, field in enumerate(schema.fields)
-                if field.nullable and self._transports[index].filler is not None
-            ]
-        )
+        self._types = [_arrow_type(field) for field in schema.fields]
         self._key_indexes = [schema.names.index(name) for name in key_names]
         self._frames_are_exact = False
         self.event_time_index = event_time_index(schema)
         for field in self._key_fields:
             check_key(field)
-        self._json_keys = {
-            index: JsonKey(schema.fields[index], self.time_zone)
-            for index in self._key_indexes
-            if isinstance(self._transports[index].receive, JsonReader)
-        }
-
-        self._keys_as_sent = not any(self._transports[index].receive for index in self._key_indexes)
 
     @property
     def key_schema(self) -> T.StructType:
@@ -169,68 +138,59 @@ class InputColumns:
         ]
 
     def columns(self) -> list[Column]:
-        """Return the expressions that travel: the columns by position, then the null masks."""
-        values = []
-        for index, field in enumerate(self.schema.fields):
-            transport = self._transports[index]
-            column = transport.send(_quoted(field.name))
-            filler = transport.filler
-            if index == self.event_time_index and filler is not None:
-                filler = NEVER_LATE
-            if index in self._masks.nullable:
-                column = F.coalesce(column, F.lit(filler).cast(sent_type(field)))
-            values.append(self._named(column, index))
-        masks = self._masks.columns([_quoted(name) for name in self.schema.names])
-        # An operator emits at a timer's time, which the watermark has passed: no such row is late.
-        event_time = [never_late_column()] if self._is_emitted else self._window_end()
-        return values + masks + event_time
-
-    def _window_end(self) -> list[Column]:
-        """Return the column of event time of windows, none if event time is a separate column."""
-        index = self.event_time_index
-        if index is None or not is_window(self.schema.fields[index].dataType):
-            return []
-        window = _quoted(self.schema.fields[index].name)
-        return [end_of_window_column(window, self.watermark_delay_ms)]
-
-    @property
-    def null_masks(self) -> NullMasks:
-        """The masks that nulls travel in."""
-        return self._masks
-
-    def filler(self, index: int) -> Any:
-        """Return what a column has in place of a null that travels in a mask."""
-        return self._transports[index].filler
-
-    @property
-    def sent_schema(self) -> pa.Schema:
-        """The Arrow schema of the rows that come out of the shuffle, without the token."""
-        fields = [
-            T.StructField(f"c{index}", sent_type(field))
+        """Return the expressions that travel: the columns by position."""
+        columns = [
+            self._named(sent(field.dataType, _quoted(field.name)), index)
             for index, field in enumerate(self.schema.fields)
         ]
-        key_group = T.StructField(KEY_GROUP, T.IntegerType())
-        return to_arrow_schema(T.StructType([key_group, *fields, *self._masks.fields]))
+        # An operator emits at a timer's time, which the watermark has passed: no such row is late.
+        return [*columns, never_late_column()] if self._is_emitted else columns
+
+    @property
+    def arrow_schema(self) -> pa.Schema:
+        """The Arrow schema of the rows once :meth:`arriving` has seen them."""
+        fields = [(f"c{index}", kind) for index, kind in enumerate(self._types)]
+        return pa.schema([(KEY_GROUP, pa.int32()), *fields])
+
+    def arriving(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return rows that come out of the shuffle in the library's Arrow types."""
+        arrays = [
+            retyped(batch.column(f"c{index}"), kind) for index, kind in enumerate(self._types)
+        ]
+        names = [f"c{index}" for index in range(len(arrays))]
+        return pa.RecordBatch.from_arrays(
+            [batch.column(KEY_GROUP), *arrays], names=[KEY_GROUP, *names]
+        )
 
     @property
     def decode_key(self) -> Callable[[bytes], tuple[Any, ...]]:
         """A function from a stored key to the key that the processor sees."""
         row_type = row_type_of(list(self.key_names))
-        decode = self._decode_sent_key
+        decode = self._decode_stored_key
+        show = fields_converter([self._key_reader(index) for index in self._key_indexes])
         # PySpark shows the key of a fired timer as a Row.
-        return lambda data: tuple.__new__(row_type, self.user_key(decode(data)))
+        return lambda data: tuple.__new__(row_type, show(decode(data)))
 
     def arrow_stored_keys(self, stored: Sequence[bytes]) -> pa.Table:
         """Return stored keys as columns, as :meth:`arrow_keys` has those of rows.
 
         No value of a column of times becomes one of Python, which has fewer years than Spark.
         """
-        columns = zip(*map(self._decode_sent_key, stored), strict=True)
-        arrays = [
-            self._arrow_key(index, values)
-            for index, values in zip(self._key_indexes, columns, strict=True)
-        ]
+        arrays = [column for _, column in self._stored_columns(stored)]
         return pa.Table.from_arrays(arrays, names=list(self.key_names))
+
+    def pandas_stored_keys(self, stored: Sequence[bytes]) -> pd.DataFrame:
+        """Return stored keys as columns, as :meth:`pandas_keys` has those of rows."""
+        return pd.DataFrame(
+            {
+                self.schema_name(index): self._pandas_column(index, column)
+                for index, column in self._stored_columns(stored)
+            }
+        )
+
+    def schema_name(self, index: int) -> str:
+        """Return the name of a column that the user sees."""
+        return self._field(index).name
 
     def joined(self, batches: SentRows) -> pa.RecordBatch:
         """Return sent rows as one batch."""
@@ -242,7 +202,7 @@ class InputColumns:
 
     def size_bytes(self, sent: pa.RecordBatch) -> int:
         """Return the size of sent rows in Arrow."""
-        size: int = sent.select(self.sent_schema.names).nbytes
+        size: int = sent.nbytes
         return size
 
     def rows(self, sent: pa.RecordBatch) -> Iterator[Row]:
@@ -255,7 +215,7 @@ class InputColumns:
         Rows are made shortly before they are asked for, so that they are gone early: holding the
         Rows of an epoch took as long as using them.
         """
-        columns = self._received_values(self._sent_values(sent, range(self._shown)))
+        columns = [self._values(index, sent.column(f"c{index}")) for index in range(self._shown)]
         make_row, row_type = tuple.__new__, row_type_of(self.schema.names[: self._shown])
 
         def made(start: int, stop: int) -> Iterator[Row]:
@@ -276,27 +236,33 @@ class InputColumns:
 
         return rows
 
-    def sent_keys(self, sent: pa.RecordBatch) -> Sequence[tuple[Any, ...]]:
-        """Return the key of each row in its shuffle form."""
-        values = self._sent_values(sent, self._key_indexes)
-        columns = [self._canonical_keys(index, values[index]) for index in self._key_indexes]
-        return list(zip(*columns, strict=True))
-
     def key_groups(self, sent: pa.RecordBatch) -> Places:
         """Return the key group of each row."""
         return numbers_of(sent.column(KEY_GROUP))
 
     def encoded_keys(self, sent: pa.RecordBatch) -> pa.BinaryArray:
         """Return the key of each row as it is stored."""
-        if not all(isinstance(field.dataType, _ENCODED_AS_COLUMNS) for field in self._key_fields):
-            return pa.array(map(key_encoder(), self.sent_keys(sent)), pa.binary())
-        nulls = self._masks.flags(sent)
-        columns = [
-            with_nulls(sent.column(f"c{index}"), nulls.get(index)) for index in self._key_indexes
-        ]
+        columns = [sent.column(f"c{index}") for index in self._key_indexes]
         for field, column in zip(self._key_fields, columns, strict=True):
             check_texts(field, column)  # others can no longer be read
         return encoded_tuples(columns, self.key_schema, Form.KEY)
+
+    def keys_of(self, sent: pa.RecordBatch) -> list[tuple[Any, ...]]:
+        """Return the keys of rows as the processor sees them."""
+        columns = [
+            self._values(index, canonical_keys(self._field(index), sent.column(f"c{index}")))
+            for index in self._key_indexes
+        ]
+        return list(zip(*columns, strict=True))
+
+    def key_codes(self, sent: pa.RecordBatch) -> Codes:
+        """Return a number for each row: equal for equal keys, and without gaps."""
+        return combined(
+            [
+                codes_of_column(self._field(index), sent.column(f"c{index}"))
+                for index in self._key_indexes
+            ]
+        )
 
     def with_exact_frames(self) -> InputColumns:
         """Return the columns, whose frames keep all digits of integers in columns with nulls."""
@@ -309,34 +275,42 @@ class InputColumns:
 
         Integers in columns with nulls are floats, or ``Int64`` after :meth:`with_exact_frames`.
         """
-        nulls = self._masks.flags(sent)
         return pd.DataFrame(
             {
-                self.schema.names[index]: self._pandas_column(index, sent, nulls)
+                self.schema.names[index]: self._pandas_column(index, sent.column(f"c{index}"))
                 for index in range(self._shown)
             }
         )
 
     def pandas_keys(self, sent: pa.RecordBatch) -> pd.DataFrame:
         """Return the keys of sent rows as columns, as :meth:`pandas_frame` has them."""
-        sent = self._with_canonical_keys(sent)
-        nulls = self._masks.flags(sent)
         return pd.DataFrame(
             {
-                name: self._pandas_column(index, sent, nulls)
-                for name, index in zip(self.key_names, self._key_indexes, strict=True)
+                self.schema_name(index): self._pandas_column(
+                    index, canonical_keys(self._field(index), sent.column(f"c{index}"))
+                )
+                for index in self._key_indexes
             }
         )
 
     def arrow_rows(self, sent: pa.RecordBatch) -> pa.Table:
         """Return sent rows in the user's columns, in Arrow."""
-        names = self.schema.names[: self._shown]
-        return self._arrow_table(sent, names, range(self._shown))
+        columns = [
+            shown_column(self.schema.fields[index].dataType, sent.column(f"c{index}"))
+            for index in range(self._shown)
+        ]
+        return pa.Table.from_arrays(columns, names=self.schema.names[: self._shown])
 
     def arrow_keys(self, sent: pa.RecordBatch) -> pa.Table:
         """Return the keys of sent rows as columns, as :meth:`arrow_rows` has them."""
-        sent = self._with_canonical_keys(sent)
-        return self._arrow_table(sent, self.key_names, self._key_indexes)
+        columns = [
+            shown_column(
+                self.schema.fields[index].dataType,
+                canonical_keys(self._field(index), sent.column(f"c{index}")),
+            )
+            for index in self._key_indexes
+        ]
+        return pa.Table.from_arrays(columns, names=list(self.key_names))
 
     def newest_times_ms(self, sent: pa.RecordBatch, bounds: Sequence[int]) -> list[int | None]:
         """Return the newest event time of the rows from each bound to the next, ``None`` without.
@@ -347,116 +321,85 @@ class InputColumns:
             return [None] * (len(bounds) - 1)
         column = sent.column(f"c{self.event_time_index}")
         if is_window(self.schema.fields[self.event_time_index].dataType):
-            return self._newest_ends_ms(column, bounds)
-        times = numbers_of(column)
-        nulls = self._masks.flags(sent).get(self.event_time_index)
-        return newest_ms(times, nulls, bounds)
-
-    def _newest_ends_ms(self, windows: pa.Array, bounds: Sequence[int]) -> list[int | None]:
-        read = JsonReader(_WINDOW, "UTC")
-        shown = [None if text is None else read(text) for text in windows.to_pylist()]
-        ends = [None if window is None else window["end"] for window in shown]
-        nulls = np.array([end is None for end in ends], dtype=bool)
-        times = np.array([0 if end is None else microseconds_of(end) for end in ends], np.int64)
-        return newest_ms(times, nulls, bounds)
-
-    def key_codes(self, sent: pa.RecordBatch) -> Codes:
-        """Return a number for each row: equal for equal keys, and without gaps."""
-        nulls = self._masks.flags(sent)
-        return combined([self._codes(index, sent, nulls.get(index)) for index in self._key_indexes])
-
-    def text_not_held(self, sent_name: str, data: bytes) -> ValueNotHeldError:
-        """Return the error for a text that is not UTF-8 in a column as it is sent."""
-        return text_not_held(self._field(int(sent_name.removeprefix("c"))), data)
-
-    def user_keys(self, sent_keys: Sequence[tuple[Any, ...]]) -> Sequence[tuple[Any, ...]]:
-        """Return keys as the user's processor sees them."""
-        if self._keys_as_sent:
-            return sent_keys
-        try:
-            return list(map(self.user_key, sent_keys))
-        except NOT_HELD:
-            for index, values in zip(self._key_indexes, zip(*sent_keys, strict=True), strict=True):
-                if index not in self._json_keys:
-                    check_held(self._field(index), self._transports[index], values)
-            raise
-
-    def user_key(self, sent_key: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return the key as the user's processor sees it."""
-        if self._keys_as_sent:
-            return sent_key
-        return tuple(
-            self._json_keys[index].shown(value)
-            if index in self._json_keys
-            else received(self._transports[index], value)
-            for index, value in zip(self._key_indexes, sent_key, strict=True)
-        )
+            _, column = column.flatten()  # its end
+        return newest_ms(column, bounds)
 
     @cached_property
-    def _decode_sent_key(self) -> Callable[[bytes], tuple[Any, ...]]:
-        """A function from a stored key to its shuffle form."""
-        types = [
-            Decimal | None if isinstance(field.dataType, T.DecimalType) else Any
-            for field in self._key_fields
+    def _decode_stored_key(self) -> Callable[[bytes], tuple[Any, ...]]:
+        """A function from a stored key to the values in it."""
+        return msgspec.msgpack.Decoder(stored_key_type(self._key_fields)).decode
+
+    @cached_property
+    def _decode_bytes(self) -> dict[int, Callable[[bytes], tuple[Any, ...]]]:
+        """Functions from a value in a stored key to its plain form, where it is bytes."""
+        return {
+            index: TupleCodec(
+                T.StructType([field]), f"key column {field.name!r}", is_key=True, style=None
+            ).decode
+            for index, field in zip(self._key_indexes, self._key_fields, strict=True)
+            if key_form_of(field.dataType) is KeyForm.ENCODED
+        }
+
+    def _key_reader(self, index: int) -> Converter | None:
+        """Return a function from a value in a stored key to the one that a processor sees."""
+        field = self._field(index)
+        data_type = field.dataType
+        if key_form_of(data_type) is KeyForm.ENCODED:
+            style, what = row_style(zone_of(self.time_zone)), f"key column {field.name!r}"
+            codec = TupleCodec(T.StructType([field]), what, is_key=True, style=style)
+            return lambda data: codec.decode(data)[0]
+        row = leaf_of(data_type)
+        if row.kind is Kind.INSTANT:
+            return partial(aware_timestamp, zone_of(self.time_zone))
+        if row.key_form is KeyForm.TEXT:
+            return _local_time
+        return None if row.read is None else row.read(data_type)
+
+    def _stored_columns(self, stored: Sequence[bytes]) -> list[tuple[int, pa.Array]]:
+        """Return the columns of stored keys, each with its place in the schema."""
+        columns = zip(*map(self._decode_stored_key, stored), strict=True)
+        return [
+            (index, self._stored_column(index, values))
+            for index, values in zip(self._key_indexes, columns, strict=True)
         ]
-        return msgspec.msgpack.Decoder(tuple.__class_getitem__(tuple(types))).decode
 
-    def _arrow_key(self, index: int, sent: Sequence[Any]) -> pa.Array:
+    def _stored_column(self, index: int, values: Sequence[Any]) -> pa.Array:
         data_type = self.schema.fields[index].dataType
-        if index in self._json_keys:
-            return values_column(data_type, list(map(self._json_keys[index].shown, sent)))
-        column = pa.array(sent, self.sent_schema.field(f"c{index}").type)
-        return shown_column(data_type, column, None, self._transports[index])
+        decode = self._decode_bytes.get(index)
+        if decode is not None:
+            return arrow_array(data_type, [decode(value)[0] for value in values])
+        if key_form_of(data_type) is KeyForm.TEXT:
+            # Arrow cannot read years before the first and after 9999.
+            texts = ["NaT" if value is None else value for value in values]
+            return pa.array(np.array(texts, "datetime64[us]"))
+        return arrow_array(data_type, values)
 
-    def _arrow_table(
-        self, sent: pa.RecordBatch, names: Sequence[str], indexes: Sequence[int]
-    ) -> pa.Table:
-        nulls = self._masks.flags(sent)
-        columns = [self._arrow_column(index, sent, nulls) for index in indexes]
-        return pa.Table.from_arrays(columns, names=list(names))
-
-    def _arrow_column(
-        self, index: int, sent: pa.RecordBatch, nulls: Mapping[int, Places]
-    ) -> pa.Array | pa.ChunkedArray:
-        field, column = self._field(index), sent.column(f"c{index}")
-        transport = self._transports[index]
+    def _values(self, index: int, column: pa.Array) -> list[Any]:
+        data_type = self.schema.fields[index].dataType
         try:
-            return shown_column(field.dataType, column, nulls.get(index), transport)
+            return values_of(data_type, column, self.time_zone)
         except NOT_HELD:
-            check_held(field, transport, column)
+            read = partial(values_of, data_type, time_zone=self.time_zone)
+            check_held(self._field(index), column, read)
             raise
 
-    def _pandas_column(
-        self, index: int, sent: pa.RecordBatch, nulls: Mapping[int, Places]
-    ) -> pd.Series[Any]:
-        field, column = self._field(index), sent.column(f"c{index}")
-        transport, null = self._transports[index], nulls.get(index)
+    def _pandas_column(self, index: int, column: pa.Array) -> pd.Series[Any]:
+        field = self._field(index)
         make = partial(
-            pandas_column,
-            field.dataType,
-            transport=transport,
-            time_zone=self.time_zone,
-            exact=self._frames_are_exact,
+            pandas_column, field.dataType, time_zone=self.time_zone, exact=self._frames_are_exact
         )
-        if not self._frames_are_exact and loses_digits(column, null):
+        if not self._frames_are_exact and loses_digits(column):
             _warn_of_lost_digits(field.name)
         try:
-            return make(column, null)
+            return make(column)
         except NOT_HELD as exc:
-            check_held(field, transport, column)
-            check_frame(field, make, column, null)
+            read = partial(values_of, field.dataType, time_zone=self.time_zone)
+            check_held(field, column, read)
+            check_frame(field, make, column)
             raise ValueNotHeldError(
                 f"column {field.name!r}: {exc}; set spark.sql.session.timeZone to UTC, or make "
                 "timestamp_ntz of the keys"
             ) from exc
-
-    def _codes(self, index: int, sent: pa.RecordBatch, nulls: Places | None) -> Codes:
-        column = sent.column(f"c{index}")
-        if pa.types.is_primitive(column.type):
-            return codes_of_numbers(numbers_of(column), nulls)
-        if index in self._json_keys or pa.types.is_decimal(column.type):
-            return codes_of_objects(self._canonical_keys(index, values_of(column)))
-        return codes_of_texts(column)
 
     def _field(self, index: int) -> T.StructField:
         """Return a column under the name that the user sees."""
@@ -466,10 +409,8 @@ class InputColumns:
 
     def _named(self, column: Column, index: int) -> Column:
         name = f"c{index}"
-        is_time = isinstance(self.schema.fields[index].dataType, T.TimestampType)
-        if index != self.event_time_index or self._is_emitted or not is_time:
-            return column.alias(name)
-        # Spark finds event time by this metadata, and compares microseconds, whatever the type.
+        if index != self.event_time_index or self._is_emitted:
+            return column.alias(name, metadata={})
         return column.alias(name, metadata={WATERMARK_DELAY: self.watermark_delay_ms})
 
     @property
@@ -478,52 +419,21 @@ class InputColumns:
         index = self.event_time_index
         return index is not None and is_emitted(self.schema.fields[index])
 
-    def _sent_values(self, sent: pa.RecordBatch, indexes: Sequence[int]) -> list[list[Any]]:
-        """Return some of the sent columns as lists, with ``None`` for nulls; others are empty."""
-        columns: list[list[Any]] = [[]] * len(self.schema.fields)
-        for index in indexes:
-            column = sent.column(f"c{index}")
-            try:
-                columns[index] = values_of(column)
-            except NOT_HELD:
-                check_texts(self._field(index), column)
-                raise
-        for index, flags in self._masks.flags(sent).items():
-            if columns[index]:
-                for row in flags.nonzero()[0].tolist():
-                    columns[index][row] = None
-        return columns
 
-    def _received_values(self, sent: list[list[Any]]) -> list[list[Any]]:
-        return [self._received(index, values) for index, values in enumerate(sent[: self._shown])]
+def _local_time(text: str) -> datetime:
+    # Without trailing zeros of the fraction, and Python 3.10 cannot read such a fraction.
+    seconds, _, fraction = text.partition(".")
+    time = datetime.fromisoformat(seconds)
+    return time.replace(microsecond=int(fraction.ljust(6, "0"))) if fraction else time
 
-    def _received(self, index: int, values: list[Any]) -> list[Any]:
-        transport = self._transports[index]
-        try:
-            return all_received(transport, values)
-        except NOT_HELD:
-            check_held(self._field(index), transport, values)
-            raise
 
-    def _canonical_keys(self, index: int, sent: list[Any]) -> list[Any]:
-        if index in self._json_keys:
-            try:
-                return list(map(self._json_keys[index].canonical, sent))
-            except NOT_HELD:
-                check_held(self._field(index), self._transports[index], sent)
-                raise
-        canonical = canonical_of(self.schema.fields[index].dataType)
-        if canonical is None:
-            return sent
-        return [None if value is None else canonical(value) for value in sent]
-
-    def _with_canonical_keys(self, sent: pa.RecordBatch) -> pa.RecordBatch:
-        """Return sent rows whose keys do not show which of several equal ones came first."""
-        columns = dict(zip(sent.schema.names, sent.columns, strict=True))
-        for index in self._key_indexes:
-            data_type, json_key = self.schema.fields[index].dataType, self._json_keys.get(index)
-            columns[f"c{index}"] = canonical_sent(columns[f"c{index}"], data_type, json_key)
-        return pa.RecordBatch.from_arrays(list(columns.values()), schema=sent.schema)
+def _arrow_type(field: T.StructField) -> pa.DataType:
+    try:
+        return arrow_type(field.dataType)
+    except NotBuiltYetError as exc:
+        raise NotBuiltYetError(
+            f"column {field.name!r}: {exc}; drop it or turn it into strings before key_by"
+        ) from None
 
 
 @cache

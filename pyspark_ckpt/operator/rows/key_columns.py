@@ -19,7 +19,11 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import PlanError
-from pyspark_ckpt.operator.values.json import JsonKey
+from pyspark_ckpt.operator.values.arrow_values import arrow_array, plain_values
+from pyspark_ckpt.operator.values.message_pack import canonical_of
+from pyspark_ckpt.operator.values.message_pack_columns import Form, encoded_tuples
+from pyspark_ckpt.operator.values.user_columns import check_texts
+from pyspark_ckpt.values.columns import integers_of, nulls_of, numbers_of
 from pyspark_ckpt.values.nesting import holds
 from pyspark_ckpt.values.types import (
     NO_KEYS,
@@ -34,6 +38,24 @@ Codes = np.ndarray[Any, Any]
 _RADIX_BITS = 16
 
 
+def codes_of_column(field: T.StructField, column: pa.Array) -> Codes:
+    """Return a number for each row of a key column: equal for equal keys."""
+    if pa.types.is_nested(column.type):
+        check_texts(field, column)
+        column = encoded_tuples([column], T.StructType([field]), Form.MAP_KEY)
+    elif pa.types.is_boolean(column.type):
+        return codes_of_numbers(integers_of(column.cast(pa.int8())), nulls_of(column))
+    elif pa.types.is_primitive(column.type):
+        is_fraction = pa.types.is_floating(column.type)
+        numbers = numbers_of(_filled(column)) if is_fraction else integers_of(column)
+        return codes_of_numbers(numbers, nulls_of(column))
+    return codes_of_texts(column)
+
+
+def _filled(column: pa.Array) -> pa.Array:
+    return column.fill_null(0) if column.null_count else column
+
+
 def codes_of_numbers(values: np.ndarray[Any, Any], nulls: np.ndarray[Any, Any] | None) -> Codes:
     """Return a number for each number of a column; all NaNs are one, and so are both zeros."""
     if values.dtype.kind == "f":
@@ -46,7 +68,7 @@ def codes_of_numbers(values: np.ndarray[Any, Any], nulls: np.ndarray[Any, Any] |
 
 
 def codes_of_texts(column: pa.Array) -> Codes:
-    """Return a number for each text or each piece of bytes, or null, of a column."""
+    """Return a number for each value of a column that Arrow compares, null included."""
     indices = column.dictionary_encode(null_encoding="encode").indices
     codes: Codes = indices.to_numpy(zero_copy_only=False).astype(np.int64)
     return codes
@@ -123,16 +145,19 @@ def canonical_column(column: Column, data_type: T.DataType) -> Column:
     return canonical.column(column)
 
 
-def canonical_sent(column: pa.Array, data_type: T.DataType, json_key: JsonKey | None) -> pa.Array:
-    """Return a key column as it travels with the same value for all that are one key."""
+def canonical_keys(field: T.StructField, column: pa.Array) -> pa.Array:
+    """Return a key column with the same value for all that are one key."""
+    data_type = field.dataType
     if not holds(data_type, WITH_OTHER_EQUALS):
         return column
-    canonical = None if (row := find_leaf(data_type)) is None else row.canonical
-    if canonical is not None:
-        return pa.array(canonical.array(column.to_numpy(zero_copy_only=False)))
-    assert json_key is not None  # a nested type has one
-    texts = map(json_key.canonical_text, column.to_pylist())
-    return pa.array(texts, column.type, size=len(column))
+    row = find_leaf(data_type)
+    if row is not None and row.canonical is not None:
+        numbers = row.canonical.array(numbers_of(_filled(column)))
+        return pa.array(numbers, column.type, mask=nulls_of(column), from_pandas=False)
+    canonical = canonical_of(data_type)
+    assert canonical is not None  # there are such values in it
+    plain = plain_values(data_type, column)
+    return arrow_array(data_type, [None if key is None else canonical(key) for key in plain])
 
 
 def _named_by_position(data_type: T.StructType) -> T.StructType:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -36,11 +35,8 @@ class KeyColumns(Protocol[Sent]):
     def encoded_keys(self, sent: Sent) -> pa.BinaryArray:
         """Return the key of each row as it is stored."""
 
-    def sent_keys(self, sent: Sent) -> Sequence[Key]:
-        """Return the key of each row in its shuffle form."""
-
-    def user_keys(self, sent_keys: Sequence[Key]) -> Sequence[Key]:
-        """Return keys as the user's processor sees them."""
+    def keys_of(self, sent: Sent) -> list[Key]:
+        """Return the keys of rows as the processor sees them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,4 +73,4 @@ def keyed_rows(columns: KeyColumns[Sent], batches: list[Sent]) -> KeyedRows[Sent
 
 def user_keys(columns: KeyColumns[Sent], keyed: KeyedRows[Sent]) -> list[Key]:
     """Return the keys as the processor sees them."""
-    return list(columns.user_keys(columns.sent_keys(keyed.first)))
+    return columns.keys_of(keyed.first)

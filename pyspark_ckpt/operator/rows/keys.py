@@ -11,6 +11,7 @@ from functools import cache
 from typing import Any
 
 import msgspec
+import numpy as np
 from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import PlanError, StateValueError
@@ -101,7 +102,7 @@ class _KeyColumn:
     def __init__(self, field: T.StructField) -> None:
         self.hash = _hash_of(field.dataType)
         row = find_leaf(field.dataType)
-        self._text = None if row is None else row.key_text
+        self._texts = None if row is None else row.key_texts
         self._codec = TupleCodec(T.StructType([field]), f"key column {field.name!r}", is_key=True)
         plain = tuple.__class_getitem__((wire_type(MESSAGE_PACK, field.dataType),))
         self._decode = msgspec.msgpack.Decoder(plain).decode
@@ -113,8 +114,8 @@ class _KeyColumn:
         (plain,) = self._decode(encoded)
         if self._is_encoded:
             return plain, encoded
-        if plain is not None and self._text is not None:
-            return plain, self._text(plain)
+        if plain is not None and self._texts is not None:
+            return plain, self._texts(np.array([plain]))[0]
         return plain, plain
 
 

@@ -1,9 +1,8 @@
-"""Output rows as they leave the operator: record batches, dates and times as integers."""
+"""Output rows as they leave the operator: record batches in Spark's own Arrow types."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from decimal import Decimal
 from functools import partial
 from typing import Any
 
@@ -12,44 +11,22 @@ import pyarrow as pa
 from pyspark.sql import Column, Row
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
-from pyspark.sql.pandas.types import to_arrow_schema, to_arrow_type
 
 from pyspark_ckpt.errors import NotBuiltYetError, StateValueError
 from pyspark_ckpt.operator.task_failure import shown
 from pyspark_ckpt.operator.time import emitted_event_time
-from pyspark_ckpt.operator.values.json import JsonForm, json_writer
-from pyspark_ckpt.operator.values.json_in_spark import from_travelling, travelling_type
-from pyspark_ckpt.operator.values.leaves import OWN_KINDS, TEXTS, microseconds_of, taken
-from pyspark_ckpt.operator.values.sent_columns import in_arrow
+from pyspark_ckpt.operator.values.arrow_values import arrow_type, viewed
+from pyspark_ckpt.operator.values.spark_columns import restored, sent_type
 from pyspark_ckpt.operator.values.time_zones import python_zone
-from pyspark_ckpt.operator.values.wire_form import check_names, wire_type
+from pyspark_ckpt.operator.values.user_columns import values_column
+from pyspark_ckpt.operator.values.wire_form import check_names
+from pyspark_ckpt.values.types import find_leaf
 
 CHUNK_ROWS = 16_384
 """Rows per batch: above the 10,000 rows at which PySpark's worker sends a frame on at once."""
 
-_ARROW: dict[type[T.DataType], pa.DataType] = {
-    T.ByteType: pa.int8(),
-    T.ShortType: pa.int16(),
-    T.IntegerType: pa.int32(),
-    T.LongType: pa.int64(),
-    T.FloatType: pa.float32(),
-    T.DoubleType: pa.float64(),
-    T.BooleanType: pa.bool_(),
-    **dict.fromkeys(TEXTS, pa.string()),
-    T.BinaryType: pa.binary(),
-    T.DateType: pa.int32(),
-    T.TimestampType: pa.int64(),
-    T.TimestampNTZType: pa.string(),
-}
 _MISFITS = (pa.ArrowException, TypeError, ValueError, OverflowError, AttributeError)
 """What the writers of values raise for one that does not fit."""
-
-_TIMES: dict[type[T.DataType], tuple[T.DataType, Callable[[Column], Column]]] = {
-    T.DateType: (T.IntegerType(), F.date_from_unix_date),
-    T.TimestampType: (T.LongType(), F.timestamp_micros),
-    T.TimestampNTZType: (T.StringType(), lambda column: column.cast("timestamp_ntz")),
-}
-"""What dates and times are sent as, and what gives them back."""
 
 
 class OutputRows:
@@ -73,16 +50,14 @@ class OutputRows:
         self.time_zone = None if time_zone is None else python_zone(time_zone)
         self._uid = uid
         self._known_kinds: set[tuple[str, ...]] = set()
-        for field in schema.fields:
-            if not _is_plain(field.dataType):
-                self._check_built(field)
+        self._types = [self._arrow_type(field) for field in schema.fields]
 
     @property
     def sent_schema(self) -> T.StructType:
         """The schema in which rows leave the Python function."""
         return T.StructType(
             [
-                T.StructField(f"c{index}", _sent_type(field.dataType))
+                T.StructField(f"c{index}", sent_type(field.dataType))
                 for index, field in enumerate(self.schema.fields)
             ]
         )
@@ -94,7 +69,7 @@ class OutputRows:
         """
         emitted = emitted_event_time(delay_ms)
         return [
-            _restored(field.dataType, F.col(f"c{index}")).alias(
+            restored(field.dataType, F.col(f"c{index}")).alias(
                 field.name, metadata=emitted if field.name == event_time else {}
             )
             for index, field in enumerate(self.schema.fields)
@@ -103,11 +78,13 @@ class OutputRows:
     @property
     def arrow_schema(self) -> pa.Schema:
         """The sent schema in Arrow."""
-        return to_arrow_schema(self.sent_schema)
+        return pa.schema([(f"c{index}", kind) for index, kind in enumerate(self._types)])
 
     def batch_of(self, columns: Sequence[pa.Array]) -> pa.RecordBatch:
         """Return columns of :meth:`column` and :meth:`numbers` as a batch in the sent schema."""
-        return pa.RecordBatch.from_arrays(columns, schema=self.arrow_schema)
+        # A struct with two fields of one name travels with other names.
+        arrays = list(map(viewed, columns, self._types))
+        return pa.RecordBatch.from_arrays(arrays, schema=self.arrow_schema)
 
     def batch(self, rows: Sequence[Any]) -> pa.RecordBatch:
         """Return rows as a batch in the sent schema."""
@@ -140,23 +117,11 @@ class OutputRows:
 
     def column(self, field: T.StructField, values: Sequence[Any]) -> pa.Array:
         """Return Python values of one output column in its sent type."""
-        return self._made_by(_column, field, values)
-
-    def nested_column(self, field: T.StructField, values: Sequence[Any]) -> pa.Array:
-        """Return plain values of an output column that travels as text, as :meth:`column` does."""
-        return self._made_by(partial(_travelling, of_plain=True), field, values)
-
-    def _made_by(
-        self,
-        make: Callable[[T.DataType, Sequence[Any]], pa.Array],
-        field: T.StructField,
-        values: Sequence[Any],
-    ) -> pa.Array:
         try:
-            return make(field.dataType, values)
+            return _column(field.dataType, values)
         except _MISFITS as exc:
             place, reason = _first_misfit(
-                [partial(make, field.dataType, [value]) for value in values], exc
+                [partial(_column, field.dataType, [value]) for value in values], exc
             )
             raise self._not_of_type(field, values[place], reason, place) from reason
 
@@ -166,12 +131,12 @@ class OutputRows:
         values: np.ndarray[Any, Any],
     ) -> pa.Array:
         """Return the numbers of one output column in its sent type; NaN is null, as in pandas."""
-        arrow_type = _ARROW[type(field.dataType)]
+        kind = arrow_type(field.dataType)
         try:
-            return _numbers(values, arrow_type)
+            return _numbers(values, kind)
         except pa.ArrowException as exc:
             place, reason = _first_misfit(
-                [partial(_numbers, values[n : n + 1], arrow_type) for n in range(len(values))], exc
+                [partial(_numbers, values[n : n + 1], kind) for n in range(len(values))], exc
             )
             value = values[place].item()
             raise self._not_of_type(field, value, reason, place) from reason
@@ -250,9 +215,9 @@ class OutputRows:
         error.row = row
         return error
 
-    def _check_built(self, field: T.StructField) -> None:
+    def _arrow_type(self, field: T.StructField) -> pa.DataType:
         try:
-            wire_type(JsonForm(), field.dataType)
+            return arrow_type(sent_type(field.dataType))
         except NotBuiltYetError as exc:
             raise NotBuiltYetError(
                 f"operator {self._uid!r}: output column {field.name!r}: {exc}; give it another type"
@@ -278,73 +243,18 @@ def _error_of(convert: Callable[[], object]) -> Exception | None:
     return None
 
 
-def _numbers(values: np.ndarray[Any, Any], arrow_type: pa.DataType) -> pa.Array:
+def _numbers(values: np.ndarray[Any, Any], kind: pa.DataType) -> pa.Array:
     nulls = np.isnan(values) if values.dtype.kind == "f" else np.zeros(len(values), bool)
-    return pa.array(values, mask=nulls).cast(arrow_type)
-
-
-def _is_plain(data_type: T.DataType) -> bool:
-    """Return whether a column leaves as Arrow's values; all others leave as JSON text."""
-    return isinstance(data_type, T.DecimalType) or type(data_type) in _ARROW
-
-
-def _sent_type(data_type: T.DataType) -> T.DataType:
-    if type(data_type) in _TIMES:
-        return _TIMES[type(data_type)][0]
-    if not _is_plain(data_type):
-        return travelling_type(data_type)
-    return T.StringType() if isinstance(data_type, TEXTS) else data_type
-
-
-def _restored(data_type: T.DataType, column: Column) -> Column:
-    if type(data_type) in _TIMES:
-        return _TIMES[type(data_type)][1](column)
-    return column if _is_plain(data_type) else from_travelling(data_type, column)
+    return pa.array(values, mask=nulls).cast(kind)
 
 
 def _column(data_type: T.DataType, values: Sequence[Any]) -> pa.Array:
-    if not _is_plain(data_type):
-        return _travelling(data_type, values)
-    arrow_type = (
-        pa.decimal128(data_type.precision, data_type.scale)
-        if isinstance(data_type, T.DecimalType)
-        else _ARROW[type(data_type)]
-    )
-    kinds = {*map(type, values)} - {type(None)}
-    if not kinds <= _OF_ARROW.get(type(data_type), OWN_KINDS.get(type(data_type), frozenset())):
-        take = _SENT.get(type(data_type)) or taken(data_type)
-        values = [None if value is None else take(value) for value in values]
-    return pa.array(values, arrow_type)
-
-
-def _travelling(
-    data_type: T.DataType, values: Sequence[Any], *, of_plain: bool = False
-) -> pa.Array:
-    written = list(map(json_writer(data_type, of_plain=of_plain), values))
-    sent_type = travelling_type(data_type)
-    if isinstance(sent_type, T.StructType):
-        return pa.array(map(in_arrow, written), to_arrow_type(sent_type), size=len(written))
-    return pa.array(written, pa.string())
-
-
-_OF_ARROW: dict[type[T.DataType], frozenset[type]] = {
-    T.FloatType: frozenset({float}),
-    T.DecimalType: frozenset({Decimal}),
-}
-"""Python types that are not in :data:`OWN_KINDS` whose values Arrow narrows, or says why not."""
-
-
-def _days(value: Any) -> int:
-    return T.DateType().toInternal(taken(T.DateType())(value))
-
-
-def _local_text(value: Any) -> str:
-    text: str = taken(T.TimestampNTZType())(value).isoformat(" ")
-    return text
-
-
-_SENT: dict[type[T.DataType], Callable[[Any], Any]] = {
-    T.DateType: _days,
-    T.TimestampType: microseconds_of,
-    T.TimestampNTZType: _local_text,
-}
+    """Return the values that users give for a type as a column."""
+    row = find_leaf(data_type)
+    if row is None or row.plain is tuple:
+        return values_column(data_type, values)
+    if {*map(type, values)} - {type(None)} <= row.in_columns:
+        return pa.array(values, arrow_type(data_type))
+    is_time = pa.types.is_temporal(arrow_type(data_type))
+    take = row.write(data_type) if is_time and row.write else row.take
+    return pa.array([None if one is None else take(one) for one in values], arrow_type(data_type))

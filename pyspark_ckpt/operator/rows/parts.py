@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from pyspark_ckpt.operator.rows.input import KEY_GROUP
 from pyspark_ckpt.operator.rows.sent_rows import SentRows, bytes_as_objects, taken
-from pyspark_ckpt.operator.values.sent_columns import numbers_of
+from pyspark_ckpt.values.columns import numbers_of
 
 _MOST_FILES = 64
 

@@ -5,21 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-import msgspec
-import numpy as np
 import pyarrow as pa
 from pyspark.sql import types as T
 
 from pyspark_ckpt.operator.rows.input import KEY_GROUP, InputColumns
-from pyspark_ckpt.operator.time import NEVER_LATE
-from pyspark_ckpt.operator.values.sent_columns import is_text, with_nulls
-from pyspark_ckpt.operator.values.transport import MASK, sent_type
-
-_KEPT_TYPES = (
-    T.ByteType, T.ShortType, T.IntegerType, T.LongType, T.FloatType, T.DoubleType, T.BooleanType,
-    T.StringType, T.BinaryType, T.DecimalType, T.DateType, T.TimestampType,
-)  # fmt: skip
-"""Types whose values in a state are encoded as they are sent."""
+from pyspark_ckpt.operator.rows.packed import PackedColumns
+from pyspark_ckpt.operator.values.wire_form import fields_converter
+from pyspark_ckpt.values.types import TEXTS
+from pyspark_ckpt.values.user import Converter
 
 
 class RowKeeping(Protocol):
@@ -29,75 +22,40 @@ class RowKeeping(Protocol):
     """The columns of the values."""
 
     def values(self, sent: Any) -> list[tuple[Any, ...]]:
-        """Return each row as values in the form in which they are sent."""
+        """Return each row as values in plain form."""
 
     def sent(self, rows: Sequence[tuple[Any, ...]], key_group: int) -> Any:
         """Return rows of one key as they were sent."""
 
 
 class QuarantinedRows:
-    """Keeps the rows of a query.
+    """Keeps the rows of a query as values that a table of the state shows.
 
-    Columns of nested types are kept as the JSON text in which they travel, columns with variants as
-    bytes, all other columns in their own type.
+    Each column has its packed type, but texts are texts.
     """
 
     def __init__(self, columns: InputColumns) -> None:
-        self._columns = columns
-        self._fields = [(field.name, field.type) for field in columns.sent_schema]
-        self._types = dict(self._fields)
-        self.schema = T.StructType([_kept(field) for field in columns.schema.fields])
+        fields = columns.schema.fields
+        self._columns = PackedColumns(columns.schema)
+        self._names = columns.arrow_schema.names
+        self.schema = T.StructType(list(map(_kept, fields, self._columns.schema.fields)))
+        self._to_texts = fields_converter([_texts(field.dataType, _text_of) for field in fields])
+        self._to_bytes = fields_converter([_texts(field.dataType, _bytes_of) for field in fields])
 
     def values(self, sent: pa.RecordBatch) -> list[tuple[Any, ...]]:
-        """Return each row as values, with ``None`` for nulls."""
-        nulls = self._columns.null_masks.flags(sent)
-        columns = []
-        for index in range(len(self.schema.fields)):
-            column = with_nulls(sent.column(f"c{index}"), nulls.get(index))
-            values = _texts(column) if is_text(column.type) else column.to_pylist()
-            if pa.types.is_struct(column.type):
-                values = [
-                    None if value is None else msgspec.msgpack.encode(value) for value in values
-                ]
-            columns.append(values)
-        return list(zip(*columns, strict=True))
+        """Return each row as values in plain form, with ``None`` for nulls."""
+        plain = self._columns.plain([sent.column(name) for name in self._names[1:]])
+        return list(map(self._to_texts, plain))
 
     def sent(self, rows: Sequence[tuple[Any, ...]], key_group: int) -> pa.RecordBatch:
         """Return rows of one key as they were sent."""
-        masks = self._columns.null_masks
-        columns = list(zip(*rows, strict=True))
-        arrays = {KEY_GROUP: pa.array([key_group] * len(rows), self._types[KEY_GROUP])}
-        for index in range(len(columns)):
-            arrays[f"c{index}"] = self._array(index, columns[index])
-        for number, part in enumerate(masks.parts):
-            mask = np.zeros(len(rows), np.int64)
-            for bit, index in enumerate(part):
-                mask |= np.array([value is None for value in columns[index]], np.int64) << bit
-            arrays[f"{MASK}{number}"] = pa.array(mask)
-        names = [name for name, _ in self._fields]
-        return pa.RecordBatch.from_arrays([arrays[name] for name in names], names=names)
-
-    def _array(self, index: int, values: Sequence[Any]) -> pa.Array:
-        columns, data_type = self._columns, self._types[f"c{index}"]
-        if pa.types.is_struct(data_type):
-            values = [None if value is None else msgspec.msgpack.decode(value) for value in values]
-        if index in columns.null_masks.nullable:
-            filler = NEVER_LATE if index == columns.event_time_index else columns.filler(index)
-            values = [filler if value is None else value for value in values]
-        if pa.types.is_string(data_type):
-            values = [None if value is None else _bytes_of(value) for value in values]
-            return pa.array(values, pa.binary()).view(data_type)
-        return pa.array(values, data_type)
+        groups = pa.array([key_group] * len(rows), pa.int32())
+        columns = self._columns.of_plain(list(map(self._to_bytes, rows)))
+        return pa.RecordBatch.from_arrays([groups, *columns], names=[KEY_GROUP, *self._names[1:]])
 
 
 _BYTES = "\0bytes "
 """Begins the text that is kept in place of one that is not UTF-8; its bytes follow in hex."""
-
-
-def _texts(column: pa.Array) -> list[str | None]:
-    """Return texts as a state can hold them: those that are not UTF-8 as the hex of their bytes."""
-    binary = pa.large_binary() if pa.types.is_large_string(column.type) else pa.binary()
-    return [None if data is None else _text_of(data) for data in column.view(binary).to_pylist()]
 
 
 def _text_of(data: bytes) -> str:
@@ -114,10 +72,54 @@ def _bytes_of(text: str) -> bytes:
     return text.encode()
 
 
-def _kept(field: T.StructField) -> T.StructField:
-    kept: T.DataType = field.dataType
-    if type(kept) in _KEPT_TYPES:
+def _texts(data_type: T.DataType, convert: Converter) -> Converter | None:
+    """Return what converts the texts in a plain value of a packed type, ``None`` without any."""
+    if isinstance(data_type, TEXTS):
+        return convert
+    if isinstance(data_type, T.ArrayType):
+        return _each(_texts(data_type.elementType, convert))
+    if isinstance(data_type, T.MapType):
+        kinds = [data_type.keyType, data_type.valueType]
+        return _each(_fields([_texts(kind, convert) for kind in kinds]))
+    if isinstance(data_type, T.StructType):
+        return _fields([_texts(field.dataType, convert) for field in data_type.fields])
+    return None
+
+
+def _each(convert: Converter | None) -> Converter | None:
+    if convert is None:
+        return None
+    return lambda values: [None if value is None else convert(value) for value in values]
+
+
+def _fields(converters: Sequence[Converter | None]) -> Converter | None:
+    return fields_converter(converters) if any(converters) else None
+
+
+def _kept(field: T.StructField, packed: T.StructField) -> T.StructField:
+    kept = _with_texts(field.dataType, packed.dataType)
+    if kept == field.dataType:
         return T.StructField(field.name, kept)
-    kept = T.BinaryType() if isinstance(sent_type(field), T.StructType) else T.StringType()
-    # A value of another nested type may look the same: the type is part of the stored schema.
+    # A value of another type may look the same: the type is part of the stored schema.
     return T.StructField(field.name, kept, metadata={"type": field.dataType.simpleString()})
+
+
+def _with_texts(own: T.DataType, packed: T.DataType) -> T.DataType:
+    """Return a packed type whose texts are texts."""
+    if isinstance(own, TEXTS):
+        return T.StringType()
+    if isinstance(own, T.ArrayType) and isinstance(packed, T.ArrayType):
+        return T.ArrayType(_with_texts(own.elementType, packed.elementType))
+    if isinstance(own, T.MapType) and isinstance(packed, T.ArrayType):
+        entry = T.StructType(
+            [T.StructField("key", own.keyType), T.StructField("value", own.valueType)]
+        )
+        return T.ArrayType(_with_texts(entry, packed.elementType))
+    if isinstance(own, T.StructType) and isinstance(packed, T.StructType):
+        return T.StructType(
+            [
+                T.StructField(inner.name, _with_texts(inner.dataType, one.dataType))
+                for inner, one in zip(own.fields, packed.fields, strict=True)
+            ]
+        )
+    return packed

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from pyspark_ckpt.operator.values.arrow_values import in_type
+
 Places = np.ndarray[Any, Any]
 
 SentRows = list[pa.RecordBatch]
@@ -28,15 +30,27 @@ def joined(batches: SentRows) -> pa.RecordBatch:
     large = [_large(column) for column in table.columns]
     names = table.schema.names
     whole = pa.table(large, names=names).combine_chunks().to_batches()
+    assert len(whole) <= 1  # another batch would be lost
     return whole[0] if whole else pa.RecordBatch.from_pylist([], table.schema)
 
 
 def _large(column: pa.ChunkedArray) -> pa.ChunkedArray:
     if column.nbytes <= _MOST_BYTES:
         return column
-    if pa.types.is_string(column.type):
-        return column.cast(pa.large_string())
-    return column.cast(pa.large_binary()) if pa.types.is_binary(column.type) else column
+    return in_type(column, _large_type(column.type))
+
+
+def _large_type(kind: pa.DataType) -> pa.DataType:
+    """Return a type whose texts, bytes and lists may have more than 2 GB in one array."""
+    if pa.types.is_string(kind):
+        return pa.large_string()
+    if pa.types.is_binary(kind):
+        return pa.large_binary()
+    if pa.types.is_list(kind):
+        return pa.large_list(_large_type(kind.value_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_large_type(field.type)) for field in kind])
+    return kind
 
 
 def taken(batch: pa.RecordBatch, places: Places) -> pa.RecordBatch:
@@ -54,9 +68,23 @@ def bytes_as_objects(batch: pa.RecordBatch) -> int:
     size: int = batch.num_rows * (_ROW_BYTES + _VALUE_BYTES * batch.num_columns)
     for column in batch.columns:
         if _has_any_length(column.type):
-            size += column.nbytes
+            size += column.nbytes + _VALUE_BYTES * _inner_values(column)
     return size
 
 
 def _has_any_length(data_type: pa.DataType) -> bool:
     return not pa.types.is_primitive(data_type) and not pa.types.is_decimal(data_type)
+
+
+def _inner_values(column: pa.Array) -> int:
+    """Return how many values are inside the values of a column."""
+    kind = column.type
+    if pa.types.is_struct(kind):
+        return sum(len(field) + _inner_values(field) for field in column.flatten())
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        items = column.flatten()
+        return len(items) + _inner_values(items)
+    if pa.types.is_map(kind):
+        entry = pa.struct([("key", kind.key_type), ("value", kind.item_type)])
+        return _inner_values(column.view(pa.list_(entry)))
+    return 0

@@ -20,7 +20,6 @@ from pyspark_ckpt.operator.rows.input import KEY_GROUP, TOKEN, InputColumns
 from pyspark_ckpt.operator.rows.mode import InputMode, RowForm
 from pyspark_ckpt.operator.rows.parts import InputParts
 from pyspark_ckpt.operator.rows.sent_rows import SentRows, renamed
-from pyspark_ckpt.operator.time import NEVER_LATE, WATERMARK_DELAY
 
 NO_KEY_GROUP = -1
 """The key group of rows that belong to no key."""
@@ -82,27 +81,18 @@ class SideRows:
 
 
 def _fillers(schema: T.StructType) -> list[Column]:
-    return [_filler(field) for field in schema.fields if field.name not in _SHARED]
-
-
-def _filler(field: T.StructField) -> Column:
-    is_boolean = isinstance(field.dataType, T.BooleanType)
-    value = F.expr("false") if is_boolean else F.lit(filler_of(field))
-    return value.cast(field.dataType).alias(field.name)
-
-
-def filler_of(field: T.StructField) -> bool | int | None:
-    """Return a value that pandas keeps in the column's own type: ``None`` only where it can."""
-    data_type = field.dataType
-    if isinstance(data_type, T.BooleanType):
-        return False
-    if isinstance(data_type, T.NumericType) and not isinstance(data_type, T.DecimalType):
-        return NEVER_LATE if field.metadata.get(WATERMARK_DELAY) is not None else 0
-    return None
+    return [
+        F.lit(None).cast(field.dataType).alias(field.name)
+        for field in schema.fields
+        if field.name not in _SHARED
+    ]
 
 
 def read_divided(
-    batches: Iterable[pa.RecordBatch], sides: Sequence[SideRows], parts: InputParts
+    batches: Iterable[pa.RecordBatch],
+    columns: InputColumns,
+    sides: Sequence[SideRows],
+    parts: InputParts,
 ) -> tuple[Iterator[SentRows], dict[str, SentRows]]:
     """Read all of an epoch's input."""
     found: dict[str, SentRows] = {side.name: [] for side in sides}
@@ -115,7 +105,7 @@ def read_divided(
                 if own is not None:
                     found[side.name].append(own)
             if len(rest):
-                yield rest
+                yield columns.arriving(rest)
 
     return parts.read(keyed()), found
 
@@ -150,7 +140,7 @@ class BroadcastRows:
         )
 
     def received(self, batches: SentRows) -> Iterator[Any] | None:
-        """Return sent rows as the processor gets them, ``None`` if there are none."""
+        """Return rows of the side as the processor gets them, ``None`` if there are none."""
         if not batches:
             return None
         if self._form is RowForm.ARROW:

@@ -32,7 +32,7 @@ def recording_of(
         epoch.clock,
         epoch.number,
         function.program(),
-        tuple(function.columns.sent_schema.names),
+        tuple(function.columns.arrow_schema.names),
         function.mode,
         epoch.runtime,
         epoch.storage,
@@ -47,9 +47,9 @@ class EpochObservers:
     `metrics` are known once all output has left, and then have all but what the barrier counts.
     """
 
-    def __init__(self, epoch: TaskEpoch, *, gets_arrow: bool) -> None:
+    def __init__(self, epoch: TaskEpoch, *, is_packed: bool) -> None:
         self._epoch = epoch
-        self._gets_arrow = gets_arrow
+        self._is_packed = is_packed
         self._began, self._began_ms = time.monotonic(), now_ms()
         self.metrics = EpochMetrics()
 
@@ -74,7 +74,7 @@ class EpochObservers:
             process_ms=round(1000 * (time.monotonic() - began)),
             quarantined_keys=0 if quarantine is None else quarantine.quarantined_keys,
             quarantined_rows=0 if quarantine is None else quarantine.quarantined_rows,
-            pandas_hand_overs=int(not self._gets_arrow),
+            packed_hand_overs=int(self._is_packed),
             backend=backend.figures() if self._epoch.runtime.measures_backend else {},
         )
 

@@ -41,7 +41,6 @@ from pyspark_ckpt.operator.table.table import StateTable
 from pyspark_ckpt.operator.table.undo import UndoableWrites
 from pyspark_ckpt.operator.table.writes import EpochWrites
 from pyspark_ckpt.operator.time import EpochClock
-from pyspark_ckpt.operator.values.transport import ValueNotHeldError
 
 _INPUT_SHARE = 2
 WRITES_SHARE = 4
@@ -153,16 +152,9 @@ class OperatorFunction:
         scratch: Path,
     ) -> Iterator[SentRows]:
         """Return an initial state that comes alone, in parts that fit into memory."""
-        return self._parts(subtask, memory_limit_bytes, scratch).split(batches)
-
-    def text_not_held(self, sent_name: str, data: bytes) -> ValueNotHeldError:
-        """Return the error for a text that is not UTF-8 in a column of the input as it is sent."""
-        columns = self.columns
-        for side in (self.broadcast, self.initial):
-            own_name = sent_name if side is None else side.side.own_name(sent_name)
-            if side is not None and own_name != sent_name:
-                columns, sent_name = side.columns, own_name
-        return columns.text_not_held(sent_name, data)
+        assert self.initial is not None  # it has rows
+        arriving = map(self.initial.columns.arriving, batches)
+        return self._parts(subtask, memory_limit_bytes, scratch).split(arriving)
 
     def _read(
         self,
@@ -174,7 +166,15 @@ class OperatorFunction:
         broadcast = self.broadcast
         if broadcast is not None:
             sides = [*sides, broadcast.side]
-        keyed, found = read_divided(batches, sides, parts)
+        keyed, found = read_divided(batches, self.columns, sides, parts)
+        if broadcast is not None:
+            found[broadcast.side.name] = list(
+                map(broadcast.columns.arriving, found[broadcast.side.name])
+            )
+        if self.initial is not None and self.initial.side.name in found:
+            found[self.initial.side.name] = list(
+                map(self.initial.columns.arriving, found[self.initial.side.name])
+            )
         if seen is not None:
             keyed = seen.parts(keyed)
             if broadcast is not None:

@@ -53,7 +53,7 @@ from pyspark_ckpt.operator.table.keys import StoredKey
 from pyspark_ckpt.operator.table.table import StateTable
 from pyspark_ckpt.operator.task_failure import definition, shortened, shown, user_frames
 from pyspark_ckpt.operator.time import EpochClock
-from pyspark_ckpt.operator.values.transport import ValueNotHeldError
+from pyspark_ckpt.operator.values.user_columns import ValueNotHeldError
 from state_backends import StateBackendError
 
 _READING = "reading the input"

@@ -26,7 +26,6 @@ from pyspark.sql.streaming.state import GroupState
 from pyspark_ckpt.errors import (
     ConfigurationError,
     IncompatibleStateError,
-    InputRowsError,
     PlanError,
 )
 from pyspark_ckpt.formats.handle import (
@@ -55,11 +54,12 @@ from pyspark_ckpt.operator.durable.local_copy import (
     subtask_directory,
 )
 from pyspark_ckpt.operator.durable.materialization import materializer
-from pyspark_ckpt.operator.handover.pandas_frames import bad_text_of, batches_of, frames_of
-from pyspark_ckpt.operator.handover.worker import explain_errors, replies, take_over
+from pyspark_ckpt.operator.handover.packing import batches_of, frames_of
+from pyspark_ckpt.operator.handover.worker import replies, take_over
 from pyspark_ckpt.operator.quarantine.releases import ReleasesOfEpoch
 from pyspark_ckpt.operator.rows.input import TOKEN
 from pyspark_ckpt.operator.rows.keys import subtask_tokens
+from pyspark_ckpt.operator.rows.packed import RowPacking
 from pyspark_ckpt.operator.run.barrier import end_epoch
 from pyspark_ckpt.operator.run.epoch_observers import EpochObservers, recording_of
 from pyspark_ckpt.operator.run.function import OperatorFunction
@@ -69,7 +69,7 @@ from pyspark_ckpt.operator.run.wake_rows import INITIAL_EPOCH
 from pyspark_ckpt.operator.table.catalog import fixed_parts
 from pyspark_ckpt.operator.task_failure import marks_errors
 from pyspark_ckpt.operator.time import EpochClock
-from pyspark_ckpt.settings import RUNTIME_KEY, HandOver
+from pyspark_ckpt.settings import HAND_OVER, RUNTIME_KEY, HandOver
 from pyspark_ckpt.storage.base import WorkerStorage
 from pyspark_ckpt.storage.open import Storage, open_storage
 
@@ -103,53 +103,44 @@ _WAYS_OUT = {"subtask": _RESCALE, "parallelism": _RESCALE}
 class SubtaskFunction:
     """The function given to ``applyInPandasWithState``; called once per subtask and epoch.
 
-    In a task Spark's worker hands its rows over as Arrow, or, if that cannot be had, calls this
-    object with frames.
+    In a task Spark's worker hands its rows over as Arrow; or, where the driver has decided so, as
+    packed rows in frames.
     """
 
     def __init__(
-        self, function: OperatorFunction, sent_schema: pa.Schema, output_schema: pa.Schema
+        self,
+        function: OperatorFunction,
+        output_schema: pa.Schema,
+        packing: tuple[RowPacking, RowPacking] | None,
     ) -> None:
         self._function = function
         self._descriptor = function.descriptor
-        self._sent_schema = sent_schema
         self._output_schema = output_schema
-        self._gets_arrow = False
+        self._packing = packing
+        self._refusal: str | None = None
 
     def __setstate__(self, attributes: dict[str, Any]) -> None:
         self.__dict__.update(attributes)
-        self._gets_arrow = self._may_get_arrow() and take_over(
-            lambda batches: replies(batches, self._group, self._output_schema)
-        )
-        if not self._gets_arrow:
-            explain_errors(self._explained)
-
-    def _may_get_arrow(self) -> bool:
-        """Return whether this is a task whose query does not ask for pandas."""
-        context = TaskContext.get()
-        text = None if context is None else context.getLocalProperty(RUNTIME_KEY)
-        if text is None:
-            return False
-        return decode_runtime(text, self._descriptor.uid).hand_over is HandOver.ARROW
+        if self._packing is None and TaskContext.get() is not None:
+            self._refusal = take_over(
+                lambda batches: replies(batches, self._group, self._output_schema)
+            )
 
     @marks_errors
     def __call__(
         self, token: tuple[Any, ...], frames: Iterator[pd.DataFrame], state: GroupState
     ) -> Iterator[pd.DataFrame]:
         """Process an epoch's rows, which PySpark hands over in frames, as :meth:`process`."""
+        if self._packing is None:
+            raise PlanError(
+                f"operator {self._descriptor.uid!r}: this executor cannot hand rows over in Arrow: "
+                f"{self._refusal}. Set {HAND_OVER} to {HandOver.PACKED} in the session, build the "
+                "query again and start it at the same checkpointLocation"
+            )
         # PySpark's worker appends an empty frame to every output frame; pandas warns each time.
         warnings.filterwarnings("ignore", "The behavior of DataFrame concat", FutureWarning)
-        batches = batches_of(frames, self._sent_schema)
-        yield from frames_of(self.process(int(token[0]), batches, state))
-
-    def _explained(self, error: Exception) -> Exception | None:
-        """Return the error that names a text for which PySpark could not make a frame."""
-        is_it = isinstance(error, pa.ArrowException | UnicodeError)
-        bad = bad_text_of(error) if is_it else None
-        if bad is None:
-            return None
-        where = f"operator {self._descriptor.uid!r}"
-        return InputRowsError(f"{where}: {self._function.text_not_held(*bad)}")
+        rows, output = self._packing
+        yield from frames_of(self.process(int(token[0]), batches_of(frames, rows), state), output)
 
     @marks_errors
     def _group(
@@ -181,7 +172,7 @@ class SubtaskFunction:
     ) -> Iterator[pa.RecordBatch]:
         """Open the state, process the rows, and end the epoch with a barrier."""
         before = self._checked(state, epoch) or self._initial_handle(epoch)
-        observers = EpochObservers(epoch, gets_arrow=self._gets_arrow)
+        observers = EpochObservers(epoch, is_packed=self._packing is not None)
         with self._open(epoch, before) as opened:
             yield from observers.watched(opened, self._run(epoch, opened, batches))
             handle = end_epoch(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -21,7 +22,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark_ckpt.operator.descriptor import decode_runtime
 from pyspark_ckpt.operator.quarantine.releases import release_files
 from pyspark_ckpt.operator.rows.input import KEY_GROUP, TOKEN
-from pyspark_ckpt.operator.rows.sides import NO_KEY_GROUP, SideRows, filler_of
+from pyspark_ckpt.operator.rows.sides import NO_KEY_GROUP, SideRows
 from pyspark_ckpt.operator.run.task_epoch import epoch_of_task
 from pyspark_ckpt.operator.task_failure import marks_errors
 from pyspark_ckpt.settings import RUNTIME_KEY
@@ -116,7 +117,7 @@ class _Adding(_Gate):
         schema: T.StructType,
     ) -> None:
         super().__init__(uid, tokens, gives)
-        self._values = {field.name: [filler_of(field)] * len(tokens) for field in schema}
+        self._values: dict[str, list[Any]] = {field.name: [None] * len(tokens) for field in schema}
         self._values |= {KEY_GROUP: [NO_KEY_GROUP] * len(tokens), TOKEN: list(tokens)}
         self._values |= {flag: [True] * len(tokens)}
         self._schema = to_arrow_schema(schema)

@@ -7,13 +7,15 @@ times beyond those that Python can hold pass, too.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import types as T
 
-from pyspark_ckpt.values.types import leaf_of
+from pyspark_ckpt.values.columns import leaf_values, plain_times, with_nulls
+from pyspark_ckpt.values.types import find_leaf, leaf_of
 
 
 def arrow_type(data_type: T.DataType) -> pa.DataType:
@@ -48,6 +50,30 @@ def in_type(column: Any, wanted: pa.DataType) -> Any:
         raise pa.ArrowInvalid(str(exc)) from exc
 
 
+def viewed(column: pa.Array, wanted: pa.DataType) -> pa.Array:
+    """Return an array in another type of the same buffers, without a copy.
+
+    Arrow's own view leaves lists and maps of nulls with fewer nulls than they say they have.
+    """
+    kind = column.type
+    if kind == wanted:
+        return column
+    if not _has_nulls_inside(wanted):
+        return column.view(wanted)
+    if pa.types.is_struct(kind):
+        fields = [viewed(each, wanted.field(n).type) for n, each in enumerate(column.flatten())]
+        mask = column.is_null() if column.null_count else None
+        return pa.StructArray.from_arrays(fields, fields=list(wanted), mask=mask)
+    if pa.types.is_map(kind):
+        inner = pa.StructArray.from_arrays([column.keys, column.items], names=["key", "value"])
+    else:
+        inner = column.values
+    children = [viewed(inner, wanted.field(0).type)]
+    return pa.Array.from_buffers(
+        wanted, len(column), column.buffers()[:2], offset=column.offset, children=children
+    )
+
+
 def _has_nulls_inside(kind: pa.DataType) -> bool:
     fields = [kind.field(n) for n in range(kind.num_fields)]
     return any(pa.types.is_null(each.type) or _has_nulls_inside(each.type) for each in fields)
@@ -80,43 +106,88 @@ def arrow_array(data_type: T.DataType, plain: Sequence[Any]) -> pa.Array:
     return pa.array(plain, arrow_type(data_type))
 
 
+@dataclass(frozen=True, slots=True)
+class ColumnStyle:
+    """The Python objects that the values of a column become.
+
+    `leaves` has functions from a column of a leaf type to its values, where they are not those that
+    Arrow gives; `array` and `map` also get the type of the items or keys.
+    """
+
+    leaves: Callable[[T.DataType], Callable[[pa.Array], list[Any]] | None]
+    struct: Callable[[list[str]], Callable[[tuple[Any, ...]], Any]]
+    map: Callable[[T.DataType, Iterable[tuple[Any, Any]]], Any]
+    array: Callable[[T.DataType, list[Any]], Any]
+
+
+def python_values(data_type: T.DataType, array: pa.Array, style: ColumnStyle) -> list[Any]:
+    """Return the values of an Arrow array of a Spark type, ``None`` for nulls."""
+    if isinstance(data_type, T.ArrayType):
+        kind, make_array = data_type.elementType, style.array
+        items = iter(python_values(kind, array.flatten(), style))
+        lengths = array.value_lengths().to_pylist()
+        return [
+            None if length is None else make_array(kind, list(islice(items, length)))
+            for length in lengths
+        ]
+    if isinstance(data_type, T.MapType):
+        bounds, valid = array.offsets.to_pylist(), array.is_valid().to_pylist()
+        first, length = bounds[0], bounds[-1] - bounds[0]  # the children are those of all rows
+        keys = python_values(data_type.keyType, array.keys.slice(first, length), style)
+        values = python_values(data_type.valueType, array.items.slice(first, length), style)
+        make_map, kind = style.map, data_type.keyType
+        return [
+            make_map(
+                kind,
+                zip(keys[start - first : end - first], values[start - first : end - first],
+                    strict=True),
+            )
+            if is_valid
+            else None
+            for start, end, is_valid in zip(bounds, bounds[1:], valid, strict=False)
+        ]  # fmt: skip
+    leaf = style.leaves(data_type)
+    if leaf is not None:
+        return leaf(array)
+    if isinstance(data_type, T.StructType | T.VariantType):
+        # By position, because a struct may have two fields of one name.
+        kinds: list[T.DataType] = [T.BinaryType(), T.BinaryType()]
+        if isinstance(data_type, T.StructType):
+            kinds = [field.dataType for field in data_type.fields]
+        columns = [
+            python_values(kind, field, style)
+            for kind, field in zip(kinds, array.flatten(), strict=True)
+        ]
+        structs: Iterable[Any] = zip(*columns, strict=True) if columns else [()] * len(array)
+        if isinstance(data_type, T.StructType):
+            structs = map(style.struct(data_type.names), structs)
+        return with_nulls(list(structs), array)
+    return leaf_values(array)
+
+
+def _plain_leaf(data_type: T.DataType) -> Callable[[pa.Array], list[Any]] | None:
+    row = find_leaf(data_type)
+    is_time = row is not None and pa.types.is_temporal(row.arrow(data_type))
+    return plain_times if is_time else None
+
+
+def _a_tuple(_: list[str]) -> Callable[[tuple[Any, ...]], Any]:
+    return tuple
+
+
+def a_list(_: T.DataType, items: list[Any]) -> Any:
+    """Return the items of an array as a list."""
+    return items
+
+
 def plain_values(
     data_type: T.DataType,
     array: pa.Array,
     pack_map: Callable[[Iterable[tuple[Any, Any]]], Any] = dict,
 ) -> list[Any]:
     """Return the values of an Arrow array of a Spark type in plain form."""
-    if isinstance(data_type, T.ArrayType):
-        items = iter(plain_values(data_type.elementType, array.flatten(), pack_map))
-        lengths = array.value_lengths().to_pylist()
-        return [None if length is None else list(islice(items, length)) for length in lengths]
-    if isinstance(data_type, T.MapType):
-        keys = plain_values(data_type.keyType, array.keys, pack_map)
-        values = plain_values(data_type.valueType, array.items, pack_map)
-        bounds, valid = array.offsets.to_pylist(), array.is_valid().to_pylist()
-        return [
-            pack_map(zip(keys[start:end], values[start:end], strict=True)) if is_valid else None
-            for start, end, is_valid in zip(bounds, bounds[1:], valid, strict=False)
-        ]
-    if isinstance(data_type, T.StructType | T.VariantType):
-        kinds = (
-            [field.dataType for field in data_type.fields]
-            if isinstance(data_type, T.StructType)
-            else [T.BinaryType()] * 2
-        )
-        # By position, because a struct may have two fields of one name.
-        fields = [
-            plain_values(kind, field, pack_map)
-            for kind, field in zip(kinds, array.flatten(), strict=True)
-        ]
-        structs = zip(*fields, strict=True) if fields else [()] * len(array)
-        valid = array.is_valid().to_pylist()
-        return [each if is_valid else None for each, is_valid in zip(structs, valid, strict=True)]
-    kind = arrow_type(data_type)
-    if pa.types.is_temporal(kind):
-        array = array.cast(kind).cast(pa.int32() if kind.bit_width == 32 else pa.int64())
-    values_of_leaf: list[Any] = array.to_pylist()
-    return values_of_leaf
+    style = ColumnStyle(_plain_leaf, _a_tuple, lambda _, entries: pack_map(entries), a_list)
+    return python_values(data_type, in_type(array, arrow_type(data_type)), style)
 
 
 def _for_arrow(data_type: T.DataType) -> Callable[[Any], Any] | None:

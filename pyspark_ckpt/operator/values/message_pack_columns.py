@@ -21,7 +21,7 @@ from pyspark_ckpt.errors import StateValueError
 from pyspark_ckpt.operator.task_failure import shown
 from pyspark_ckpt.operator.values.arrow_values import plain_values
 from pyspark_ckpt.operator.values.codec import TupleCodec
-from pyspark_ckpt.operator.values.sent_columns import first_bad_text
+from pyspark_ckpt.operator.values.user_columns import first_bad_text
 from pyspark_ckpt.values.nesting import holds
 from pyspark_ckpt.values.types import TEXTS, Canonical, KeyForm, find_leaf
 
@@ -100,10 +100,9 @@ def _encoded_column(column: pa.Array, field: T.StructField, form: Form) -> list[
     if form is Form.KEY:
         if row is None or row.key_form is KeyForm.ENCODED:
             return _binaries(_nested_key(column, field))
-        if row.key_text is not None:
-            numbers = column.cast(pa.int64()).to_pylist()
-            texts = [None if number is None else row.key_text(number) for number in numbers]
-            return _texts(pa.array(texts, pa.string()))
+        if row.key_texts is not None:
+            numbers = column.view(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
+            return _texts(pa.array(row.key_texts(numbers), pa.string(), mask=_flags(column)))
     if row is None:
         return [_by_codec(column, field, form)]
     if row.plain is float:

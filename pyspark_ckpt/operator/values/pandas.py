@@ -9,7 +9,8 @@ from __future__ import annotations
 import datetime
 import math
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,18 +19,18 @@ import pyarrow as pa
 from pyspark.sql import types as T
 
 from pyspark_ckpt.operator.task_failure import shown
-from pyspark_ckpt.operator.values.sent_columns import values_of
-from pyspark_ckpt.operator.values.transport import (
-    Transport,
-    ValueNotHeldError,
-    all_received,
-    in_words,
-)
-from pyspark_ckpt.operator.values.wire_form import Converter, dict_of_times
+from pyspark_ckpt.operator.values.arrow_values import ColumnStyle, python_values
+from pyspark_ckpt.operator.values.user_columns import ValueNotHeldError, in_words, row_columns
+from pyspark_ckpt.operator.values.wire_form import dict_of_times
+from pyspark_ckpt.values.columns import integers_of, nulls_of, numbers_of
+from pyspark_ckpt.values.types import Kind, kind_of
+from pyspark_ckpt.values.user import Converter
 
 Flags = np.ndarray[Any, Any]
 _NESTED = (T.ArrayType, T.MapType, T.StructType)
 _TIMES = (T.TimestampType, T.TimestampNTZType)
+_NUMBERS = (Kind.INTEGER, Kind.FRACTION, Kind.BOOLEAN)
+_OBJECTS = (Kind.TEXT, Kind.BINARY, Kind.DECIMAL)
 _AS_THEY_ARE = (T.StringType, T.CharType, T.VarcharType, T.BinaryType, T.BooleanType)
 """Types whose values need no conversion where they are not null."""
 _FRACTIONS = (float, np.floating)
@@ -38,15 +39,9 @@ _TIMES_OF_NUMPY = (np.datetime64, np.timedelta64)
 
 
 def pandas_column(
-    data_type: T.DataType,
-    sent: pa.Array,
-    nulls: Flags | None,
-    transport: Transport,
-    time_zone: str,
-    *,
-    exact: bool = False,
+    data_type: T.DataType, column: pa.Array, time_zone: str, *, exact: bool = False
 ) -> pd.Series[Any]:
-    """Return a sent column as the user's frame shows it.
+    """Return a column as the user's frame shows it.
 
     * Numbers have 64 bits. Integers with nulls are floats with NaN, or ``Int64`` if `exact`.
       Booleans with nulls are objects.
@@ -54,53 +49,46 @@ def pandas_column(
       ``Timestamp``, whose ``fold`` says which of two equal ones they are.
     * Arrays are NumPy arrays, and maps are dicts.
 
-    `nulls` is ``None`` if no row is null or if `sent` contains the nulls. ValueError is raised if a
-    map has two keys in an hour that the time zone repeats, because they are one key in a frame.
+    ValueError is raised if a map has two keys in an hour that the time zone repeats, because they
+    are one key in a frame.
     """
     if isinstance(data_type, _TIMES):
-        return _times(data_type, sent, nulls, transport, time_zone)
-    if transport.receive is not None:
-        values = all_received(transport, values_of(sent))
-        if isinstance(data_type, _NESTED):
-            values = [_in_pandas(data_type, value) for value in values]
-        return _objects(values, nulls)
-    if isinstance(data_type, T.BooleanType) and nulls is not None:
-        return _objects(values_of(sent), nulls)
-    values_or_numbers = sent.to_numpy(zero_copy_only=False)
-    if values_or_numbers.dtype.kind not in "iuf":
-        return pd.Series(values_or_numbers)
+        return _times(data_type, column, time_zone)
+    kind = kind_of(data_type)
+    if kind in _OBJECTS:
+        return pd.Series(numbers_of(column))
+    if kind not in _NUMBERS or (kind is Kind.BOOLEAN and column.null_count):
+        return pd.Series(_object_array(python_values(data_type, column, _frame_style(time_zone))))
+    if kind is Kind.BOOLEAN:
+        return pd.Series(numbers_of(column).copy())
     # Both copies are the user's, who may write to them.
+    dtype = float if kind is Kind.FRACTION else np.int64
+    nulls = nulls_of(column)
     if nulls is None:
-        return pd.Series(
-            values_or_numbers.astype(float if values_or_numbers.dtype.kind == "f" else np.int64)
-        )
-    if exact and values_or_numbers.dtype.kind != "f":
+        return pd.Series(numbers_of(column).astype(dtype))
+    filled = numbers_of(column.fill_null(0))
+    if exact and dtype is not float:
         array: Any = pd.arrays.IntegerArray
-        return pd.Series(array(values_or_numbers.astype(np.int64), nulls.copy()))
-    numbers = values_or_numbers.astype(float)
+        return pd.Series(array(filled.astype(np.int64), nulls.copy()))
+    numbers = filled.astype(float)
     numbers[nulls] = np.nan
     return pd.Series(numbers)
 
 
-def loses_digits(sent: pa.Array, nulls: Flags | None) -> bool:
+def loses_digits(column: pa.Array) -> bool:
     """Return whether floats, as which integers with nulls are shown, lose digits of a column."""
-    if nulls is None or not pa.types.is_integer(sent.type):
+    if not column.null_count or not pa.types.is_integer(column.type):
         return False
-    numbers = sent.to_numpy(zero_copy_only=False)
+    numbers = integers_of(column)
     return bool(((numbers > _EXACT_IN_FLOAT) | (numbers < -_EXACT_IN_FLOAT)).any())
 
 
-def check_frame(
-    field: T.StructField,
-    make: Callable[[pa.Array, Flags | None], object],
-    column: pa.Array,
-    nulls: Flags | None,
-) -> None:
-    """Name the first value of a sent column that pandas does not have, if there is one."""
+def check_frame(field: T.StructField, make: Callable[[pa.Array], object], column: pa.Array) -> None:
+    """Name the first value of a column that pandas does not have, if there is one."""
 
     def fits(stop: int) -> bool:
         try:
-            make(column.slice(0, stop), None if nulls is None else nulls[:stop])
+            make(column.slice(0, stop))
         except pd.errors.OutOfBoundsDatetime:
             return False
         except ValueError:  # another value of the column is wrong in another way
@@ -110,7 +98,7 @@ def check_frame(
     if fits(len(column)):
         return
     place = bisect_left(range(1, len(column) + 1), True, key=lambda stop: not fits(stop))  # noqa: FBT003
-    value = in_words(field.dataType, column[place].as_py())
+    value = in_words(field.dataType, column.slice(place, 1))
     raise ValueNotHeldError(
         f"column {field.name!r} is {field.dataType.simpleString()} and has {shown(value)}: pandas "
         "has times from 1677 to 2262 only: use a processor of rows or Arrow tables, or leave out "
@@ -118,27 +106,32 @@ def check_frame(
     )
 
 
-def _in_pandas(data_type: T.DataType, value: Any) -> Any:
-    """Return a nested value as Arrow converts it for pandas; structs are dicts already."""
-    if value is None:
-        return None
-    if isinstance(data_type, T.ArrayType):
-        items = [_in_pandas(data_type.elementType, item) for item in value]
-        is_number = isinstance(data_type.elementType, T.NumericType) and None not in items
-        if not items and isinstance(data_type.elementType, (*_NESTED, *_TIMES)):
-            return np.array([])  # as PySpark does
-        return np.array(items) if is_number and items else _object_array(items)
-    if isinstance(data_type, T.MapType):
-        key_type, value_type = data_type.keyType, data_type.valueType
-        entries = [(_in_pandas(key_type, key), _in_pandas(value_type, item)) for key, item in value]
-        return (dict_of_times if isinstance(key_type, T.TimestampType) else dict)(entries)
-    if isinstance(data_type, T.StructType):
-        return {
-            field.name: _in_pandas(field.dataType, value[field.name]) for field in data_type.fields
-        }
-    if isinstance(data_type, T.TimestampType):
-        return pd.Timestamp(_without_zone(value))
-    return pd.Timestamp(value) if isinstance(data_type, T.TimestampNTZType) else value
+def _frame_style(time_zone: str) -> ColumnStyle:
+    """Return the style of nested values as Arrow converts them for pandas."""
+    rows = row_columns(time_zone)
+
+    def leaves(data_type: T.DataType) -> Callable[[pa.Array], list[Any]] | None:
+        leaf = rows.leaves(data_type)
+        if leaf is not None and isinstance(data_type, _TIMES):
+            return partial(_naive_timestamps, leaf)
+        return leaf
+
+    return ColumnStyle(leaves, rows.struct, _frame_map, _frame_array)
+
+
+def _naive_timestamps(leaf: Callable[[pa.Array], list[Any]], column: pa.Array) -> list[Any]:
+    return [None if time is None else pd.Timestamp(_without_zone(time)) for time in leaf(column)]
+
+
+def _frame_map(key_type: T.DataType, entries: Iterable[tuple[Any, Any]]) -> Any:
+    return (dict_of_times if isinstance(key_type, T.TimestampType) else dict)(entries)
+
+
+def _frame_array(kind: T.DataType, items: list[Any]) -> Any:
+    is_number = isinstance(kind, T.NumericType) and None not in items
+    if not items and isinstance(kind, (*_NESTED, *_TIMES)):
+        return np.array([])  # as PySpark does
+    return np.array(items) if is_number and items else _object_array(items)
 
 
 def _without_zone(time: datetime.datetime) -> datetime.datetime:
@@ -157,25 +150,13 @@ def _object_array(values: list[Any]) -> Flags:
     return array
 
 
-def _objects(values: list[Any], nulls: Flags | None) -> pd.Series[Any]:
-    array = _object_array(values)
-    if nulls is not None:
-        array[nulls] = None
-    return pd.Series(array)
-
-
-def _times(
-    data_type: T.DataType,
-    sent: pa.Array,
-    nulls: Flags | None,
-    transport: Transport,
-    time_zone: str,
-) -> pd.Series[Any]:
+def _times(data_type: T.DataType, column: pa.Array, time_zone: str) -> pd.Series[Any]:
+    numbers, nulls = integers_of(column), nulls_of(column)
     if isinstance(data_type, T.TimestampType):
-        times = pd.to_datetime(pd.Series(sent.to_numpy()), unit="us", utc=True)
+        times = pd.to_datetime(pd.Series(numbers), unit="us", utc=True)
         series = times.dt.tz_convert(time_zone).dt.tz_localize(None)
     else:
-        series = pd.Series(all_received(transport, values_of(sent)), dtype="datetime64[ns]")
+        series = pd.Series(numbers.astype("datetime64[us]")).astype("datetime64[ns]")
     return series if nulls is None else series.mask(nulls)
 
 

@@ -204,22 +204,11 @@ def shown_rows(batches: SentRows, schema: T.StructType) -> list[Row]:
 
 
 def shown_output(batches: SentRows, schema: T.StructType) -> pa.Table:
-    """Return output in the types of its schema; nested values stay the JSON text they travel as."""
+    """Return output under the names of its schema."""
     if not batches:
         return pa.table({name: pa.array([], pa.null()) for name in schema.names})
     table = pa.Table.from_batches(batches)
-    columns = [_shown(field.dataType, table.column(n)) for n, field in enumerate(schema.fields)]
-    return pa.table(columns, names=schema.names)
-
-
-def _shown(data_type: T.DataType, column: pa.ChunkedArray) -> pa.ChunkedArray:
-    if isinstance(data_type, T.DateType):
-        return column.cast(pa.date32())
-    if isinstance(data_type, T.TimestampType):
-        return column.cast(pa.timestamp("us", "UTC"))
-    if isinstance(data_type, T.TimestampNTZType):
-        return column.cast(pa.timestamp("us"))
-    return column
+    return pa.table(table.columns[: len(schema.fields)], names=schema.names)
 
 
 class _Entries:
