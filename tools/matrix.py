@@ -36,7 +36,7 @@ LOWEST = {
 UNIT = tuple(
     f"tests/unit/{name}"
     for name in (
-        "formats", "operator/handover", "operator/modes", "operator/schema", "operator/values",
+        "formats", "operator/handover", "operator/modes", "operator/schema", "values",
         "snapshot", "spark", "state_backends",
     )
 )  # fmt: skip

@@ -11,7 +11,7 @@ import pyarrow as pa
 from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import PlanError
-from pyspark_ckpt.operator.values.arrow_values import arrow_type
+from pyspark_ckpt.values.arrow import arrow_type
 from pyspark_ckpt.values.types import MOST_SUMMED_DIGITS, find_leaf, is_grouped
 
 

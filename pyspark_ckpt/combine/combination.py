@@ -22,8 +22,8 @@ from pyspark_ckpt.combine.aggregates import (
 )
 from pyspark_ckpt.errors import PlanError, StateValueError
 from pyspark_ckpt.operator.schema.evolution import FIRST_MARK
-from pyspark_ckpt.operator.values.arrow_values import arrow_type
-from pyspark_ckpt.operator.values.user_columns import cast, whole
+from pyspark_ckpt.values.arrow import arrow_type
+from pyspark_ckpt.values.given import cast, whole
 from pyspark_ckpt.values.types import Order, leaf_of
 
 INPUT = "__ckpt_input_"

@@ -26,14 +26,15 @@ from pyspark_ckpt.formats.handle import Handle, StateDescriptor, decode_handle, 
 from pyspark_ckpt.formats.modes import TtlTime
 from pyspark_ckpt.operator.state.kinds import Entries, Movement, kind_of
 from pyspark_ckpt.operator.table.catalog import evolved, struct_type
-from pyspark_ckpt.operator.task_failure import marks_errors, shortened, user_frames
-from pyspark_ckpt.operator.values.arrow_values import in_type
-from pyspark_ckpt.operator.values.time_zones import in_python_zones
-from pyspark_ckpt.operator.values.user_columns import cast
+from pyspark_ckpt.operator.task_failure import marks_errors, user_frames
 from pyspark_ckpt.snapshot.columns import LAST_TIMESTAMP_MS, MAX_LONG
 from pyspark_ckpt.snapshot.entries import stored_entries
 from pyspark_ckpt.snapshot.tables import RawTable, Table, TimersTable, state_table
 from pyspark_ckpt.storage.open import open_storage
+from pyspark_ckpt.values.arrow import in_type
+from pyspark_ckpt.values.given import cast
+from pyspark_ckpt.values.time_zones import in_python_zones
+from pyspark_ckpt.values.words import shortened
 
 _IN_UTC: dict[str, Any] = (
     {"timezone": "UTC"} if "timezone" in signature(to_arrow_schema).parameters else {}

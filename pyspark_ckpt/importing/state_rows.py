@@ -24,8 +24,8 @@ from pyspark_ckpt.importing.spark_operator import SparkStatefulOperator, StateVa
 from pyspark_ckpt.operator.state.kinds import Entries, StateKind, kind_of
 from pyspark_ckpt.operator.table.catalog import struct_type
 from pyspark_ckpt.operator.task_failure import marked_errors
-from pyspark_ckpt.operator.values.codec import TupleCodec
-from pyspark_ckpt.operator.values.wire_form import STATE_STYLE, aware_timestamp
+from pyspark_ckpt.values.codec import TupleCodec
+from pyspark_ckpt.values.plain import STATE_STYLE, aware_timestamp
 
 VALUE_COLUMNS = {
     StateKind.VALUE: "value",

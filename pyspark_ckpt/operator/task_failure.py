@@ -27,6 +27,7 @@ import pyspark
 import state_backends
 from pyspark_ckpt import errors
 from pyspark_ckpt.errors import CkptError
+from pyspark_ckpt.values.words import shortened
 
 _VERSION = 1
 _MARK = re.compile(r"\n  \[pyspark_ckpt error ([0-9]{1,9}): (\w{1,64}), ([0-9]{1,9}) characters\]")
@@ -38,12 +39,6 @@ FIRST_FRAMES, LAST_FRAMES = 4, 8
 
 MAX_CAUSES = 3
 MAX_LINE_CHARACTERS = 160
-
-MAX_VALUE_CHARACTERS = 300
-"""What is shown of a key or a value."""
-
-MAX_TEXT_CHARACTERS = 2_000
-"""What is shown of the message of an error."""
 
 _LIBRARIES = tuple(
     f"{Path(each).parent}/"
@@ -160,18 +155,6 @@ def definition(owner: Any, method: str, sources: Sources | None = None) -> str:
     if not isinstance(code, CodeType) or code.co_filename.startswith(_LIBRARIES):
         return ""
     return _frame(code.co_filename, code.co_firstlineno, code.co_name, sources or {})
-
-
-def shortened(text: str, limit: int = MAX_TEXT_CHARACTERS) -> str:
-    """Return a text, or its beginning and how much was left out."""
-    if len(text) <= limit:
-        return text
-    return f"{text[:limit]}... ({len(text) - limit} more characters)"
-
-
-def shown(value: object) -> str:
-    """Return a key or value as an error shows it."""
-    return shortened(repr(value), MAX_VALUE_CHARACTERS)
 
 
 def _frames(error: BaseException, sources: Sources) -> Iterator[str]:

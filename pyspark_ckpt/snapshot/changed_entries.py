@@ -46,9 +46,9 @@ from pyspark_ckpt.operator.rescale.tasks import newest_of
 from pyspark_ckpt.operator.state.kinds import Movement, kind_of
 from pyspark_ckpt.operator.table.catalog import is_beginning, is_deleted
 from pyspark_ckpt.operator.table.stored_keys import MAX_STATES, OPERATOR_STATE, RAW_STATE, is_keyed
-from pyspark_ckpt.operator.values.message_pack import end_of_value
 from pyspark_ckpt.snapshot.reader import StoredOperator
 from pyspark_ckpt.storage.open import Storage
+from pyspark_ckpt.values.message_pack import end_of_value
 from state_backends import Changes, SnapshotFormat, find_snapshot_format
 
 HEAD_BYTES = 3

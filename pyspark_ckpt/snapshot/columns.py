@@ -29,10 +29,10 @@ from pyspark_ckpt.operator.table.time_to_live import (
     STAMP_MARKS,
     stamp_mark,
 )
-from pyspark_ckpt.operator.values.arrow_values import arrow_array, arrow_type
-from pyspark_ckpt.operator.values.codec import VERSION_BYTES, VERSION_MARK
-from pyspark_ckpt.operator.values.message_pack import MESSAGE_PACK, UNREADABLE
-from pyspark_ckpt.operator.values.wire_form import wire_type
+from pyspark_ckpt.values.arrow import arrow_array, arrow_type
+from pyspark_ckpt.values.codec import VERSION_BYTES, VERSION_MARK
+from pyspark_ckpt.values.message_pack import UNREADABLE
+from pyspark_ckpt.values.plain import msgspec_type
 from pyspark_ckpt.values.types import KeyForm, key_form_of, stored_key_type
 
 TIME = pa.timestamp("ms", "UTC")
@@ -133,7 +133,7 @@ class Tuples:
     """Decodes many tuples of one schema at once."""
 
     def __init__(self, schema: T.StructType, what: str) -> None:
-        self.types = tuple(wire_type(MESSAGE_PACK, field.dataType) for field in schema.fields)
+        self.types = tuple(msgspec_type(field.dataType) for field in schema.fields)
         self._fields = schema.fields
         self._decoder = decoder_of(tuple.__class_getitem__(self.types))
         self._what = what
@@ -176,7 +176,7 @@ class _KeyColumn:
         self._decode = None
         self._form = key_form_of(field.dataType)
         if self._form is KeyForm.ENCODED:
-            wire = wire_type(MESSAGE_PACK, field.dataType)
+            wire = msgspec_type(field.dataType)
             self._decode = msgspec.msgpack.Decoder(tuple.__class_getitem__((wire,))).decode
 
     def array(self, stored: list[Any]) -> pa.Array:

@@ -28,13 +28,13 @@ from pyspark_ckpt.clock import now_ms
 from pyspark_ckpt.errors import CheckpointNotFoundError, CkptError, ConfigurationError, StateError
 from pyspark_ckpt.formats.metadata_file import encode_metadata
 from pyspark_ckpt.log_fields import library_logger
-from pyspark_ckpt.operator.values.arrow_values import in_type
 from pyspark_ckpt.restore.source import RestoreSource
 from pyspark_ckpt.snapshot.columns import TIME, in_microseconds
 from pyspark_ckpt.snapshot.pin import LEASE_MS
 from pyspark_ckpt.snapshot.snapshot import Snapshot, open_state
 from pyspark_ckpt.snapshot.views import StateView, TableView
 from pyspark_ckpt.stores.reader_pins import PinFile, encode_pin, pin_files, pin_name
+from pyspark_ckpt.values.arrow import in_type
 from pyspark_ckpt.values.types import find_leaf
 
 if TYPE_CHECKING:

@@ -20,7 +20,6 @@ from pyspark_ckpt.operator.state.kinds import Entries, Movement, StateKind, kind
 from pyspark_ckpt.operator.state.list import decode_chunk
 from pyspark_ckpt.operator.table.catalog import same_schema
 from pyspark_ckpt.operator.table.time_to_live import STAMP_BYTES, STAMP_MARKS
-from pyspark_ckpt.operator.values.message_pack import end_of_value
 from pyspark_ckpt.restore.source import RestoreSource
 from pyspark_ckpt.snapshot.changed_entries import (
     HEAD_BYTES,
@@ -37,6 +36,7 @@ from pyspark_ckpt.snapshot.entries import StoredEntries, stored_entries
 from pyspark_ckpt.snapshot.reader import SnapshotReader, StoredOperator
 from pyspark_ckpt.snapshot.snapshot import open_state
 from pyspark_ckpt.snapshot.tables import RawTable, TimersTable, state_table
+from pyspark_ckpt.values.message_pack import end_of_value
 
 ADDED, REMOVED, CHANGED = "added", "removed", "changed"
 _POSITION = T.StructType([T.StructField("position", T.LongType())])

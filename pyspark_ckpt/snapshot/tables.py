@@ -24,7 +24,6 @@ from pyspark_ckpt.operator.table.stored_keys import (
     RAW_STATE,
     TIME_BYTES,
 )
-from pyspark_ckpt.operator.values.message_pack import end_of_value
 from pyspark_ckpt.snapshot.columns import (
     TIME,
     BinaryColumn,
@@ -39,6 +38,7 @@ from pyspark_ckpt.snapshot.columns import (
     not_decoded,
 )
 from pyspark_ckpt.snapshot.entries import StoredEntries, StoredRange
+from pyspark_ckpt.values.message_pack import end_of_value
 
 _HEAD_BYTES = KEY_GROUP_BYTES + 1
 """Bytes before the user's key: the key group, and the id of the state."""

@@ -24,8 +24,8 @@ from pyspark_ckpt.operator.rows.mode import InputMode, Part
 from pyspark_ckpt.operator.rows.sent_rows import Places
 from pyspark_ckpt.operator.state.handle import as_state_schema
 from pyspark_ckpt.operator.table.stored_keys import encode_key_group
-from pyspark_ckpt.operator.values.codec import key_encoder
 from pyspark_ckpt.testing.kept_output import KeptOutput
+from pyspark_ckpt.values.codec import key_encoder
 
 _KEY = "__ckpt_key"
 _ROW = "__ckpt_row"

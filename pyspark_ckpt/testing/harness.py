@@ -30,7 +30,6 @@ from pyspark_ckpt.operator.state.list import ListState
 from pyspark_ckpt.operator.state.map import MapState
 from pyspark_ckpt.operator.state.operator_states import RawState
 from pyspark_ckpt.operator.state.value import ValueState
-from pyspark_ckpt.operator.values.codec import Value
 from pyspark_ckpt.settings import read_settings
 from pyspark_ckpt.testing.given_input import (
     EventTime,
@@ -47,6 +46,7 @@ from pyspark_ckpt.testing.harness_clock import HarnessClock
 from pyspark_ckpt.testing.harness_subtask import CrashStep, HarnessSubtask, NotedStates
 from pyspark_ckpt.testing.kept_output import KeptOutput
 from pyspark_ckpt.testing.snapshot import Snapshot, put_back, take
+from pyspark_ckpt.values.codec import Value
 
 OF_OPERATOR: Any = object()
 """Replaces the key where a state belongs to no key, because ``None`` is a key."""

@@ -40,7 +40,7 @@ from pyspark_ckpt.operator.table.stored_keys import encode_key_group
 from pyspark_ckpt.operator.table.table import StateTable
 from pyspark_ckpt.operator.table.undo import UndoableWrites
 from pyspark_ckpt.operator.table.writes import EpochWrites
-from pyspark_ckpt.operator.task_failure import shortened, shown, user_frames
+from pyspark_ckpt.operator.task_failure import user_frames
 from pyspark_ckpt.operator.time import EpochClock
 from pyspark_ckpt.restore.operators import check_states
 from pyspark_ckpt.settings import Settings
@@ -52,6 +52,7 @@ from pyspark_ckpt.testing.given_input import (
     ParsedSchemas,
     is_frame_of_rows,
 )
+from pyspark_ckpt.values.words import shortened, shown
 from state_backends import StateBackendError
 
 Item = TypeVar("Item")

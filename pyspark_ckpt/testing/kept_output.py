@@ -13,9 +13,9 @@ from pyspark.sql import types as T
 from pyspark_ckpt.errors import StateValueError
 from pyspark_ckpt.operator.modes.kept_values import kept_frame, kept_row
 from pyspark_ckpt.operator.rows.mode import Output
-from pyspark_ckpt.operator.values.arrow_values import ColumnStyle, a_list, python_values
-from pyspark_ckpt.operator.values.user_columns import row_columns
+from pyspark_ckpt.values.arrow import ColumnStyle, a_list, python_values
 from pyspark_ckpt.values.columns import integers_of, with_nulls
+from pyspark_ckpt.values.shown import row_columns
 from pyspark_ckpt.values.types import Kind, classes_of
 from pyspark_ckpt.values.user import local_timestamp
 

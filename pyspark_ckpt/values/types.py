@@ -449,6 +449,7 @@ def classes_of(*kinds: Kind) -> tuple[type[T.DataType], ...]:
 
 
 TEXTS = classes_of(Kind.TEXT)
+INSTANTS = classes_of(Kind.INSTANT)
 TIME_OF_DAY = classes_of(Kind.TIME_OF_DAY)
 """The type of a time without a date, if this PySpark has it."""
 

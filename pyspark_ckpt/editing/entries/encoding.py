@@ -20,7 +20,7 @@ from pyspark_ckpt.operator.table.catalog import struct_type
 from pyspark_ckpt.operator.table.stored_keys import OPERATOR_STATE, TIME_INDEX, TIMERS_ID
 from pyspark_ckpt.operator.table.time_to_live import NEVER_EXPIRES_MS, stamp_mark, stamp_of
 from pyspark_ckpt.operator.task_failure import marks_errors
-from pyspark_ckpt.operator.values.message_pack_columns import (
+from pyspark_ckpt.values.encoded import (
     Form,
     big_endian,
     encoded_tuples,
@@ -28,7 +28,7 @@ from pyspark_ckpt.operator.values.message_pack_columns import (
     joined,
     repeated,
 )
-from pyspark_ckpt.operator.values.state_columns import null_where_none_may_be
+from pyspark_ckpt.values.state_columns import null_where_none_may_be
 
 SUBTASK, STORED_KEY, VALUE = "subtask", "stored_key", "value"
 ENTRIES_SCHEMA = T.StructType(

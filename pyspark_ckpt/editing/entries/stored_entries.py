@@ -28,8 +28,8 @@ from pyspark_ckpt.operator.table.stored_keys import (
     is_keyed,
 )
 from pyspark_ckpt.operator.task_failure import marks_errors
-from pyspark_ckpt.operator.values.message_pack import end_of_value
 from pyspark_ckpt.storage.open import open_storage
+from pyspark_ckpt.values.message_pack import end_of_value
 from state_backends import Changes
 
 _ID_END = KEY_GROUP_BYTES + 1

@@ -43,8 +43,8 @@ from pyspark_ckpt.operator.table.stored_keys import (
 )
 from pyspark_ckpt.operator.table.time_to_live import without_stamp
 from pyspark_ckpt.operator.task_failure import marks_errors
-from pyspark_ckpt.operator.values.message_pack import end_of_value
 from pyspark_ckpt.storage.open import open_storage
+from pyspark_ckpt.values.message_pack import end_of_value
 
 HANDLES_SCHEMA = "handle binary"
 _CHUNK_NUMBER_BYTES = 4

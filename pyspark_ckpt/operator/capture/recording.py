@@ -28,7 +28,7 @@ from pyspark_ckpt.operator.table.stored_keys import (
 )
 from pyspark_ckpt.operator.table.table import StateTable
 from pyspark_ckpt.operator.table.writes import EpochWrites, in_frames
-from pyspark_ckpt.operator.values.message_pack import end_of_value
+from pyspark_ckpt.values.message_pack import end_of_value
 from state_backends import StateBackend
 
 STEP_COLUMN = "__ckpt_step"

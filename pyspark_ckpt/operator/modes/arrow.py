@@ -21,8 +21,9 @@ from pyspark_ckpt.operator.rows.mode import InputMode, RowForm
 from pyspark_ckpt.operator.rows.output import CHUNK_ROWS, OutputRows
 from pyspark_ckpt.operator.rows.sent_rows import SentRows
 from pyspark_ckpt.operator.table.keys import KEY_POSITION, PartKeys
-from pyspark_ckpt.operator.task_failure import shown
-from pyspark_ckpt.operator.values.user_columns import first_bad_text, whole, yielded_column
+from pyspark_ckpt.values.given import whole, yielded_column
+from pyspark_ckpt.values.shown import first_bad_text
+from pyspark_ckpt.values.words import shown
 
 PIECE_BYTES = 1 << 26
 """Output of this size leaves at once: far below the 2 GB that an Arrow column of texts can have."""

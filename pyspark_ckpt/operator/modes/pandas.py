@@ -30,11 +30,11 @@ from pyspark_ckpt.operator.rows.mode import RowForm
 from pyspark_ckpt.operator.rows.output import CHUNK_ROWS, OutputRows
 from pyspark_ckpt.operator.rows.sent_rows import SentRows
 from pyspark_ckpt.operator.table.keys import StoredKey
-from pyspark_ckpt.operator.values.pandas import yielded_values
-from pyspark_ckpt.operator.values.time_zones import zone_of
-from pyspark_ckpt.operator.values.user_columns import whole
-from pyspark_ckpt.operator.values.wire_form import holds
 from pyspark_ckpt.settings.values import size_bytes
+from pyspark_ckpt.values.frames import yielded_values
+from pyspark_ckpt.values.given import whole
+from pyspark_ckpt.values.nesting import holds
+from pyspark_ckpt.values.time_zones import zone_of
 
 _INTEGERS = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
 _FLOATS = (T.FloatType, T.DoubleType)

@@ -20,8 +20,9 @@ from pyspark_ckpt.formats.handle import StateDescriptor
 from pyspark_ckpt.formats.modes import TimeMode
 from pyspark_ckpt.operator.state.handle import ProcessorHandle, as_state_schema
 from pyspark_ckpt.operator.table.table import StateTable
-from pyspark_ckpt.operator.task_failure import shortened, user_frames
+from pyspark_ckpt.operator.task_failure import user_frames
 from pyspark_ckpt.operator.time import EpochClock
+from pyspark_ckpt.values.words import shortened
 from state_backends import Changes, StateBackend
 
 

@@ -26,7 +26,7 @@ from pyspark_ckpt.operator.state.value import ValueState
 from pyspark_ckpt.operator.table.catalog import codec_of
 from pyspark_ckpt.operator.table.keys import StoredKey
 from pyspark_ckpt.operator.table.stored_keys import encode_key_group
-from pyspark_ckpt.operator.values.codec import TupleCodec
+from pyspark_ckpt.values.codec import TupleCodec
 
 KEYS_STATE = LIBRARY_PREFIX
 

@@ -36,7 +36,7 @@ from pyspark_ckpt.operator.table.stored_keys import (
     state_id_of,
 )
 from pyspark_ckpt.operator.table.time_to_live import without_stamp
-from pyspark_ckpt.operator.values.message_pack import end_of_value
+from pyspark_ckpt.values.message_pack import end_of_value
 
 Entry = tuple[bytes, bytes]
 _NUMBER = struct.Struct(">I")

@@ -15,10 +15,9 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from pyspark_ckpt.operator.rows.key_columns import canonical_column
-from pyspark_ckpt.operator.values.arrow_values import arrow_array
-from pyspark_ckpt.operator.values.message_pack import MESSAGE_PACK
-from pyspark_ckpt.operator.values.wire_form import wire_type
+from pyspark_ckpt.values.arrow import arrow_array
 from pyspark_ckpt.values.nesting import by_place, mapped
+from pyspark_ckpt.values.plain import msgspec_type
 from pyspark_ckpt.values.types import KeyForm, hashed_as, key_form_of, stored_key_type
 
 
@@ -50,7 +49,7 @@ class StoredKeyColumns:
         for number, field in enumerate(self._fields):
             column = [None if value is None else value[number] for value in values]
             if key_form_of(field.dataType) is KeyForm.ENCODED:
-                wire = wire_type(MESSAGE_PACK, field.dataType)
+                wire = msgspec_type(field.dataType)
                 inner = msgspec.msgpack.Decoder(tuple.__class_getitem__((wire,))).decode
                 column = [None if data is None else inner(data)[0] for data in column]
             arrays.append(arrow_array(self.schema.fields[number].dataType, column))

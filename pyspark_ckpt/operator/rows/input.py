@@ -40,13 +40,14 @@ from pyspark_ckpt.operator.time import (
     is_window,
     never_late_column,
 )
-from pyspark_ckpt.operator.values.arrow_values import arrow_array, arrow_type
-from pyspark_ckpt.operator.values.codec import TupleCodec
-from pyspark_ckpt.operator.values.message_pack_columns import Form, encoded_tuples
-from pyspark_ckpt.operator.values.pandas import check_frame, loses_digits, pandas_column
-from pyspark_ckpt.operator.values.spark_columns import sent
-from pyspark_ckpt.operator.values.time_zones import python_zone, zone_of
-from pyspark_ckpt.operator.values.user_columns import (
+from pyspark_ckpt.values.arrow import arrow_array, arrow_type
+from pyspark_ckpt.values.codec import TupleCodec
+from pyspark_ckpt.values.columns import numbers_of
+from pyspark_ckpt.values.encoded import Form, encoded_tuples
+from pyspark_ckpt.values.frames import check_frame, loses_digits, pandas_column
+from pyspark_ckpt.values.nesting import holds
+from pyspark_ckpt.values.plain import aware_timestamp, fields_converter, row_style, row_type_of
+from pyspark_ckpt.values.shown import (
     NOT_HELD,
     ValueNotHeldError,
     check_held,
@@ -56,14 +57,8 @@ from pyspark_ckpt.operator.values.user_columns import (
     shown_column,
     values_of,
 )
-from pyspark_ckpt.operator.values.wire_form import (
-    aware_timestamp,
-    fields_converter,
-    row_style,
-    row_type_of,
-)
-from pyspark_ckpt.values.columns import numbers_of
-from pyspark_ckpt.values.nesting import holds
+from pyspark_ckpt.values.spark import sent
+from pyspark_ckpt.values.time_zones import python_zone, zone_of
 from pyspark_ckpt.values.types import KeyForm, Kind, key_form_of, leaf_of, stored_key_type
 from pyspark_ckpt.values.user import Converter
 

@@ -19,12 +19,12 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import PlanError
-from pyspark_ckpt.operator.values.arrow_values import arrow_array, plain_values
-from pyspark_ckpt.operator.values.message_pack import canonical_of
-from pyspark_ckpt.operator.values.message_pack_columns import Form, encoded_tuples
-from pyspark_ckpt.operator.values.user_columns import check_texts
+from pyspark_ckpt.values.arrow import arrow_array, plain_values
 from pyspark_ckpt.values.columns import integers_of, nulls_of, numbers_of
+from pyspark_ckpt.values.encoded import Form, encoded_tuples
 from pyspark_ckpt.values.nesting import holds
+from pyspark_ckpt.values.plain import canonical_of
+from pyspark_ckpt.values.shown import check_texts
 from pyspark_ckpt.values.types import (
     NO_KEYS,
     WITH_OTHER_EQUALS,

@@ -16,10 +16,9 @@ from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import PlanError, StateValueError
 from pyspark_ckpt.operator.rows.key_columns import check_key
-from pyspark_ckpt.operator.values.codec import TupleCodec, key_encoder
-from pyspark_ckpt.operator.values.message_pack import MESSAGE_PACK
-from pyspark_ckpt.operator.values.wire_form import wire_type
+from pyspark_ckpt.values.codec import TupleCodec, key_encoder
 from pyspark_ckpt.values.hashing import SEED, hash_integer, signed
+from pyspark_ckpt.values.plain import msgspec_type
 from pyspark_ckpt.values.types import KeyForm, find_leaf, key_form_of, leaf_of
 
 MAX_MAX_PARALLELISM = 32768
@@ -104,7 +103,7 @@ class _KeyColumn:
         row = find_leaf(field.dataType)
         self._texts = None if row is None else row.key_texts
         self._codec = TupleCodec(T.StructType([field]), f"key column {field.name!r}", is_key=True)
-        plain = tuple.__class_getitem__((wire_type(MESSAGE_PACK, field.dataType),))
+        plain = tuple.__class_getitem__((msgspec_type(field.dataType),))
         self._decode = msgspec.msgpack.Decoder(plain).decode
         self._is_encoded = key_form_of(field.dataType) is KeyForm.ENCODED
 

@@ -13,14 +13,14 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import NotBuiltYetError, StateValueError
-from pyspark_ckpt.operator.task_failure import shown
 from pyspark_ckpt.operator.time import emitted_event_time
-from pyspark_ckpt.operator.values.arrow_values import arrow_type, viewed
-from pyspark_ckpt.operator.values.spark_columns import restored, sent_type
-from pyspark_ckpt.operator.values.time_zones import python_zone
-from pyspark_ckpt.operator.values.user_columns import values_column
-from pyspark_ckpt.operator.values.wire_form import check_names
+from pyspark_ckpt.values.arrow import arrow_type, viewed
+from pyspark_ckpt.values.given import values_column
+from pyspark_ckpt.values.plain import check_names
+from pyspark_ckpt.values.spark import restored, sent_type
+from pyspark_ckpt.values.time_zones import python_zone
 from pyspark_ckpt.values.types import find_leaf
+from pyspark_ckpt.values.words import shown
 
 CHUNK_ROWS = 16_384
 """Rows per batch: above the 10,000 rows at which PySpark's worker sends a frame on at once."""

@@ -12,11 +12,10 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import types as T
 
-from pyspark_ckpt.operator.values.arrow_values import arrow_array, arrow_type, plain_values, viewed
-from pyspark_ckpt.operator.values.codec import TupleCodec
-from pyspark_ckpt.operator.values.message_pack_columns import Form, encoded_tuples
-from pyspark_ckpt.operator.values.stored_columns import stored_columns
-from pyspark_ckpt.operator.values.user_columns import retyped
+from pyspark_ckpt.values.arrow import arrow_array, arrow_type, plain_values, viewed
+from pyspark_ckpt.values.codec import TupleCodec
+from pyspark_ckpt.values.encoded import Form, encoded_tuples, stored_columns
+from pyspark_ckpt.values.shown import retyped
 
 
 class PackedColumns:

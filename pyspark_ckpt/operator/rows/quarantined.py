@@ -10,7 +10,7 @@ from pyspark.sql import types as T
 
 from pyspark_ckpt.operator.rows.input import KEY_GROUP, InputColumns
 from pyspark_ckpt.operator.rows.packed import PackedColumns
-from pyspark_ckpt.operator.values.wire_form import fields_converter
+from pyspark_ckpt.values.plain import fields_converter
 from pyspark_ckpt.values.types import TEXTS
 from pyspark_ckpt.values.user import Converter
 

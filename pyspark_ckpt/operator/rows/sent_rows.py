@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pyspark_ckpt.operator.values.arrow_values import in_type
+from pyspark_ckpt.values.arrow import in_type
 
 Places = np.ndarray[Any, Any]
 

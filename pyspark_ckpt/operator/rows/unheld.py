@@ -14,7 +14,7 @@ import numpy as np
 from pyspark_ckpt.operator.rows.keyed import KeyedRows, keyed_rows, user_keys
 from pyspark_ckpt.operator.rows.mode import InputMode
 from pyspark_ckpt.operator.table.keys import StoredKey
-from pyspark_ckpt.operator.values.user_columns import ValueNotHeldError
+from pyspark_ckpt.values.shown import ValueNotHeldError
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from time import perf_counter_ns
 from typing import Any, TypeVar, cast
 
 from pyspark_ckpt.formats.handle import SlowKey, SlowKeys
-from pyspark_ckpt.operator.task_failure import shown
+from pyspark_ckpt.values.words import shown
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 

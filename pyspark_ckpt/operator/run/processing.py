@@ -51,9 +51,10 @@ from pyspark_ckpt.operator.state.operator_states import RawState
 from pyspark_ckpt.operator.state.timers import DueTimer
 from pyspark_ckpt.operator.table.keys import StoredKey
 from pyspark_ckpt.operator.table.table import StateTable
-from pyspark_ckpt.operator.task_failure import definition, shortened, shown, user_frames
+from pyspark_ckpt.operator.task_failure import definition, user_frames
 from pyspark_ckpt.operator.time import EpochClock
-from pyspark_ckpt.operator.values.user_columns import ValueNotHeldError
+from pyspark_ckpt.values.shown import ValueNotHeldError
+from pyspark_ckpt.values.words import shortened, shown
 from state_backends import StateBackendError
 
 _READING = "reading the input"

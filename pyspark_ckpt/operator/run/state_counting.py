@@ -17,7 +17,7 @@ from pyspark_ckpt.operator.rows.keys import key_groups_of
 from pyspark_ckpt.operator.state.kinds import Entries, kind_of
 from pyspark_ckpt.operator.table.stored_keys import KEY_GROUP_BYTES, MAX_STATES, encode_key_group
 from pyspark_ckpt.operator.table.table import StateTable
-from pyspark_ckpt.operator.values.message_pack import end_of_value
+from pyspark_ckpt.values.message_pack import end_of_value
 from state_backends import Changes
 
 ENOUGH_ENTRIES = 1_000

@@ -18,8 +18,8 @@ from typing import Any
 from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import IncompatibleStateError
-from pyspark_ckpt.operator.values.wire_form import row_type_of
 from pyspark_ckpt.values.nesting import same_type
+from pyspark_ckpt.values.plain import row_type_of
 from pyspark_ckpt.values.types import widening_of
 
 PRESENT_MARK = "__present"

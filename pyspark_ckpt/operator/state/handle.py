@@ -37,10 +37,10 @@ from pyspark_ckpt.operator.table.catalog import StateCatalog, codec_of, ttl_desc
 from pyspark_ckpt.operator.table.stored_keys import Numbers
 from pyspark_ckpt.operator.table.table import StateTable
 from pyspark_ckpt.operator.table.time_to_live import Aging, SwitchedOff, TimeToLive
-from pyspark_ckpt.operator.task_failure import shown
 from pyspark_ckpt.operator.time import EpochClock, instant_ms, whole_instants_ms
 from pyspark_ckpt.values.nesting import types_in
 from pyspark_ckpt.values.types import is_key_in_python
+from pyspark_ckpt.values.words import shown
 
 Instant = int | datetime | np.datetime64
 

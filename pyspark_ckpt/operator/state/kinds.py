@@ -29,9 +29,9 @@ from pyspark_ckpt.operator.state.operator_states import BroadcastState, Operator
 from pyspark_ckpt.operator.state.value import ValueState
 from pyspark_ckpt.operator.table.table import StateTable
 from pyspark_ckpt.operator.table.time_to_live import Aging, StateTtlConfig
-from pyspark_ckpt.operator.values.codec import Codec, TupleCodec
-from pyspark_ckpt.operator.values.state_columns import ValueColumns
-from pyspark_ckpt.operator.values.wire_form import row_type_of
+from pyspark_ckpt.values.codec import Codec, TupleCodec
+from pyspark_ckpt.values.plain import row_type_of
+from pyspark_ckpt.values.state_columns import ValueColumns
 
 Schema = T.StructType | str
 Ttl = int | timedelta | StateTtlConfig | None

@@ -9,7 +9,7 @@ import msgspec
 
 from pyspark_ckpt.operator.table.table import StateTable
 from pyspark_ckpt.operator.table.time_to_live import Aging
-from pyspark_ckpt.operator.values.codec import Codec, Value
+from pyspark_ckpt.values.codec import Codec, Value
 
 encode_chunk = msgspec.msgpack.Encoder().encode
 """Encodes a list of encoded values as a chunk."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from pyspark_ckpt.operator.table.table import StateTable
 from pyspark_ckpt.operator.table.time_to_live import Aging
-from pyspark_ckpt.operator.values.codec import Codec, Value
+from pyspark_ckpt.values.codec import Codec, Value
 
 
 class MapState:

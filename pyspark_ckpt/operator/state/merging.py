@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from pyspark_ckpt.operator.state.value import ValueState
-from pyspark_ckpt.operator.values.codec import Value
+from pyspark_ckpt.values.codec import Value
 
 ReduceFunction = Callable[[Value, Value], Value]
 AsTuple = Callable[[Any], Value]

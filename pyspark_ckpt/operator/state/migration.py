@@ -34,10 +34,11 @@ from pyspark_ckpt.operator.table.stored_keys import (
 )
 from pyspark_ckpt.operator.table.table import StateTable
 from pyspark_ckpt.operator.table.time_to_live import without_stamp
-from pyspark_ckpt.operator.task_failure import shortened, user_frames
-from pyspark_ckpt.operator.values.codec import TupleCodec
-from pyspark_ckpt.operator.values.message_pack import end_of_value
-from pyspark_ckpt.operator.values.wire_form import row_type_of
+from pyspark_ckpt.operator.task_failure import user_frames
+from pyspark_ckpt.values.codec import TupleCodec
+from pyspark_ckpt.values.message_pack import end_of_value
+from pyspark_ckpt.values.plain import row_type_of
+from pyspark_ckpt.values.words import shortened
 
 _Tuple = tuple[Any, ...]
 

@@ -12,7 +12,7 @@ from pyspark_ckpt.operator.state.list import ListState
 from pyspark_ckpt.operator.state.map import MapState
 from pyspark_ckpt.operator.table.stored_keys import OPERATOR_STATE, RAW_STATE
 from pyspark_ckpt.operator.table.table import StateTable
-from pyspark_ckpt.operator.values.codec import Value
+from pyspark_ckpt.values.codec import Value
 
 _STREAM_BYTES = 2
 _CHUNK_BYTES = 4

@@ -38,7 +38,7 @@ from pyspark_ckpt.operator.table.stored_keys import (
 )
 from pyspark_ckpt.operator.table.table import StateTable
 from pyspark_ckpt.operator.table.time_to_live import TimeToLive
-from pyspark_ckpt.operator.values.message_pack import end_of_value
+from pyspark_ckpt.values.message_pack import end_of_value
 
 _ID_BYTES = 1
 

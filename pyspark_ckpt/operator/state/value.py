@@ -13,8 +13,8 @@ import pyarrow as pa
 
 from pyspark_ckpt.operator.table.table import StateTable
 from pyspark_ckpt.operator.table.time_to_live import Aging
-from pyspark_ckpt.operator.values.codec import Codec, Value
-from pyspark_ckpt.operator.values.state_columns import ValueColumns
+from pyspark_ckpt.values.codec import Codec, Value
+from pyspark_ckpt.values.state_columns import ValueColumns
 
 Keys = TypeVar("Keys", pd.DataFrame, pa.Table)
 """Keys of a part; what is returned for them is of the same kind."""

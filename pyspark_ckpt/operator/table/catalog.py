@@ -19,13 +19,7 @@ from pyspark_ckpt.operator.schema.evolution import Verdict, compare, converter
 from pyspark_ckpt.operator.table.stored_keys import MAX_STATES
 from pyspark_ckpt.operator.table.time_to_live import StateTtlConfig, now_ms
 from pyspark_ckpt.operator.time import EpochClock
-from pyspark_ckpt.operator.values.codec import (
-    MAX_VERSION,
-    Codec,
-    EarlierSchema,
-    TupleCodec,
-    VersionedCodec,
-)
+from pyspark_ckpt.values.codec import MAX_VERSION, Codec, EarlierSchema, TupleCodec, VersionedCodec
 from pyspark_ckpt.values.nesting import same_type
 
 KEY_SCHEMA = "key schema"

@@ -11,13 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pyspark_ckpt.errors import StateValueError
-from pyspark_ckpt.operator.task_failure import shown as shown_key
-from pyspark_ckpt.operator.values.message_pack_columns import (
-    big_endian,
-    fixed_width,
-    joined,
-    repeated,
-)
+from pyspark_ckpt.values.encoded import big_endian, fixed_width, joined, repeated
+from pyspark_ckpt.values.words import shown as shown_key
 
 Numbers = np.ndarray[Any, Any]
 

@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, GroupedData, Row, SparkSession
 from pyspark.sql import functions as F
 
 import pyspark_ckpt as ckpt
-from pyspark_ckpt.operator.values.leaves import TIME_OF_DAY
+from pyspark_ckpt.values.types import TIME_OF_DAY
 from tests.query.harness import (
     BACKEND,
     BACKENDS,

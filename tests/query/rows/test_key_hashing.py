@@ -13,11 +13,11 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark_ckpt.operator.values.json import JsonKey
 
 from pyspark_ckpt.operator.rescale.key_hashing import StoredKeyColumns
 from pyspark_ckpt.operator.rows.input import InputColumns
-from pyspark_ckpt.operator.values.codec import key_encoder
-from pyspark_ckpt.operator.values.json import JsonKey
+from pyspark_ckpt.values.codec import key_encoder
 
 KEYS: dict[str, dict[str, tuple[int, str]]] = {
     "byte": {

@@ -14,7 +14,7 @@ from pyspark.sql import types as T
 from pyspark.sql.streaming import StatefulProcessor
 
 import pyspark_ckpt as ckpt
-from pyspark_ckpt.operator.values.time_zones import zone_of
+from pyspark_ckpt.values.time_zones import zone_of
 from tests.query.session_conf import session_conf
 from tests.unit.snapshot.made_savepoint import MadeSavepoint
 

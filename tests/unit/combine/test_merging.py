@@ -27,7 +27,7 @@ from pyspark_ckpt.combine.aggregates import (
 from pyspark_ckpt.combine.combination import INPUT, Aggregates, FunctionOverTables
 from pyspark_ckpt.combine.plan import CombinedBeforeShuffle
 from pyspark_ckpt.errors import PlanError, StateValueError
-from pyspark_ckpt.operator.values.arrow_values import arrow_type
+from pyspark_ckpt.values.arrow import arrow_type
 
 LONGS = st.integers(-(2**40), 2**40)
 TYPES: dict[str, tuple[T.DataType, st.SearchStrategy[Any]]] = {

@@ -28,7 +28,7 @@ from pyspark_ckpt.combine.plan import CombiningProcessor
 from pyspark_ckpt.errors import StateValueError
 from pyspark_ckpt.operator.modes.arrow import ArrowOutput
 from pyspark_ckpt.operator.rows.output import OutputRows
-from pyspark_ckpt.operator.values.arrow_values import arrow_type
+from pyspark_ckpt.values.arrow import arrow_type
 from tests.unit.operator.subtask_epochs import IN_MEMORY, SubtaskEpochs, heap_epochs
 
 FOREVER = 2**63 - 1

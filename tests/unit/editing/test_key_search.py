@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 from pyspark.sql import types as T
+from tests.unit.operator.values.test_message_pack_columns import in_arrow
 
 from pyspark_ckpt.editing.key_search import KeyBytes
-from pyspark_ckpt.operator.values.codec import TupleCodec
-from pyspark_ckpt.operator.values.message_pack_columns import Form, encoded_tuples
+from pyspark_ckpt.values.codec import TupleCodec
+from pyspark_ckpt.values.encoded import Form, encoded_tuples
 from tests.unit.operator.spark_values import struct
-from tests.unit.operator.values.test_message_pack_columns import in_arrow
 
 NOON = datetime.datetime.fromisoformat("2026-11-28T12:00:00.000001")
 LEAVES: list[tuple[T.DataType, Any]] = [

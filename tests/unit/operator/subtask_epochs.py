@@ -18,7 +18,7 @@ from pyspark_ckpt.operator.table.stored_keys import encode_key_group
 from pyspark_ckpt.operator.table.table import StateTable
 from pyspark_ckpt.operator.table.writes import DEFAULT_LIMIT_BYTES, EpochWrites
 from pyspark_ckpt.operator.time import EpochClock
-from pyspark_ckpt.operator.values.codec import key_encoder
+from pyspark_ckpt.values.codec import key_encoder
 from state_backends import Changes, StateBackend, open_backend
 
 IN_MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None

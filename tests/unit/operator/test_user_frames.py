@@ -13,8 +13,9 @@ from pyspark import cloudpickle
 from pyspark.sql import types as T
 
 from pyspark_ckpt.operator.run.user_sources import NO_SOURCES, UserSources
-from pyspark_ckpt.operator.task_failure import definition, shortened, user_frames
-from pyspark_ckpt.operator.values.codec import TupleCodec
+from pyspark_ckpt.operator.task_failure import definition, user_frames
+from pyspark_ckpt.values.codec import TupleCodec
+from pyspark_ckpt.values.words import shortened
 
 CELL = "/tmp/ipykernel_1/2.py"
 CELL_TEXT = """

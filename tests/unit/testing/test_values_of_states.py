@@ -23,8 +23,8 @@ from pyspark.sql import types as T
 import pyspark_ckpt as ckpt
 from pyspark_ckpt.errors import PlanError, StateUseError, StateValueError
 from pyspark_ckpt.operator.rows.output import OutputRows
-from pyspark_ckpt.operator.values.leaves import TIME_OF_DAY
 from pyspark_ckpt.testing import ProcessorHarness
+from pyspark_ckpt.values.types import TIME_OF_DAY
 from tests.unit.testing.processors import Processor
 
 UTC = datetime.timezone.utc

@@ -22,12 +22,11 @@ from pyspark.sql import types as T
 from pyspark_ckpt.errors import PlanError, StateValueError
 from pyspark_ckpt.operator.rows.keys import KeyPlaces
 from pyspark_ckpt.operator.schema.evolution import Verdict, compare, converter
-from pyspark_ckpt.operator.values.arrow_values import arrow_array, plain_values
-from pyspark_ckpt.operator.values.codec import TupleCodec
-from pyspark_ckpt.operator.values.message_pack_columns import Form, encoded_tuples
-from pyspark_ckpt.operator.values.stored_columns import stored_columns
 from pyspark_ckpt.snapshot.columns import BinaryColumn, StoredKeys
 from pyspark_ckpt.testing import ProcessorHarness
+from pyspark_ckpt.values.arrow import arrow_array, plain_values
+from pyspark_ckpt.values.codec import TupleCodec
+from pyspark_ckpt.values.encoded import Form, encoded_tuples, stored_columns
 from pyspark_ckpt.values.types import LEAVES, Kind, is_key_in_python, kind_of, leaf_of
 from tests.unit.operator.spark_values import LEAVES as DRAWN
 from tests.unit.testing.processors import Processor

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import types as T
+from pyspark_ckpt.operator.values.json import json_writer
 
 from pyspark_ckpt.operator.rows.output import OutputRows
-from pyspark_ckpt.operator.values.codec import TupleCodec
-from pyspark_ckpt.operator.values.json import json_writer
+from pyspark_ckpt.values.codec import TupleCodec
 from pyspark_ckpt.values.user import microseconds_of
 
 INSTANT = T.TimestampType()

@@ -18,8 +18,8 @@ from pyspark_ckpt.operator.durable.base_snapshot import make_base
 from pyspark_ckpt.operator.durable.local_copy import open_local_copy
 from pyspark_ckpt.operator.run.barrier import make_segment
 from pyspark_ckpt.operator.table.writes import FRAME_BYTES, in_frames
-from pyspark_ckpt.operator.values.codec import TupleCodec
 from pyspark_ckpt.storage.open import Storage
+from pyspark_ckpt.values.codec import TupleCodec
 from state_backends import BACKEND_TYPES, Changes, StateBackend, open_backend
 from tests.unit.operator.subtask_epochs import IN_MEMORY, KEYS, NUMBER, SubtaskEpochs
 

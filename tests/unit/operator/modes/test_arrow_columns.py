@@ -16,10 +16,10 @@ from pyspark_ckpt.errors import StateValueError
 from pyspark_ckpt.operator.modes.arrow import ArrowOutput
 from pyspark_ckpt.operator.modes.rows import RowsOutput
 from pyspark_ckpt.operator.rows.output import OutputRows
-from pyspark_ckpt.operator.values.arrow_values import arrow_array
-from pyspark_ckpt.operator.values.codec import TupleCodec
-from pyspark_ckpt.operator.values.leaves import TIME_OF_DAY
-from pyspark_ckpt.operator.values.state_columns import ValueColumns
+from pyspark_ckpt.values.arrow import arrow_array
+from pyspark_ckpt.values.codec import TupleCodec
+from pyspark_ckpt.values.state_columns import ValueColumns
+from pyspark_ckpt.values.types import TIME_OF_DAY
 
 UTC = timezone.utc
 NOON = datetime.fromisoformat("2023-11-14T12:30")

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from pyspark.sql import types as T
+from pyspark_ckpt.operator.values.json import json_writer
 
 import pyspark_ckpt as ckpt
 from pyspark_ckpt.errors import StateValueError
@@ -19,7 +20,6 @@ from pyspark_ckpt.operator.rows.input import InputColumns
 from pyspark_ckpt.operator.rows.output import OutputRows
 from pyspark_ckpt.operator.rows.sides import EpochInput
 from pyspark_ckpt.operator.run.processing import EpochProcessing
-from pyspark_ckpt.operator.values.json import json_writer
 from tests.unit.operator.rows.test_input import frame
 from tests.unit.operator.subtask_epochs import NUMBER, SubtaskEpochs
 

@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from pyspark.sql import types as T
+from pyspark_ckpt.operator.values.transport import MASK
 
 from pyspark_ckpt.operator.modes.arrow import ArrowPart
 from pyspark_ckpt.operator.modes.batches import BatchPart
@@ -15,7 +16,6 @@ from pyspark_ckpt.operator.modes.pandas import PandasPart
 from pyspark_ckpt.operator.modes.rows import RowsPart
 from pyspark_ckpt.operator.rows.input import KEY_GROUP, InputColumns
 from pyspark_ckpt.operator.time import NEVER_LATE, WATERMARK_DELAY
-from pyspark_ckpt.operator.values.transport import MASK
 
 BY_KEY: list[Callable[..., Any]] = [RowsPart, PandasPart]
 ALL_KEYS: list[Callable[..., Any]] = [BatchPart, ArrowPart]

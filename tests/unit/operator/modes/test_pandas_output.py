@@ -18,7 +18,7 @@ from pyspark.sql.pandas.types import _create_converter_from_pandas
 from pyspark_ckpt.errors import StateValueError
 from pyspark_ckpt.operator.modes.pandas import FrameIndexes, PandasOutput
 from pyspark_ckpt.operator.rows.output import OutputRows
-from pyspark_ckpt.operator.values.arrow_values import arrow_type
+from pyspark_ckpt.values.arrow import arrow_type
 from tests.unit.operator.spark_values import struct
 
 BEYOND_FLOATS = 2**53 + 1

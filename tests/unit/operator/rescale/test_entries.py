@@ -37,8 +37,8 @@ from pyspark_ckpt.operator.table.table import StateTable
 from pyspark_ckpt.operator.table.time_to_live import StateTtlConfig
 from pyspark_ckpt.operator.table.writes import DEFAULT_LIMIT_BYTES
 from pyspark_ckpt.operator.time import EpochClock
-from pyspark_ckpt.operator.values.codec import key_encoder
 from pyspark_ckpt.storage.open import LocalStorage
+from pyspark_ckpt.values.codec import key_encoder
 from state_backends import Changes, open_backend
 from tests.unit.operator.subtask_epochs import BOTH, IN_MEMORY, NUMBER, TEXT, SubtaskEpochs
 

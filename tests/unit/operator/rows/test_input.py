@@ -17,11 +17,13 @@ from pyarrow.lib import string_to_tzinfo
 from pyspark.sql import Row
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_type
+from pyspark_ckpt.operator.values.transport import MASK
 
 from pyspark_ckpt.errors import NotBuiltYetError, PlanError
 from pyspark_ckpt.operator.modes.rows import RowsPart
 from pyspark_ckpt.operator.rows.input import KEY_GROUP, TOKEN, InputColumns
-from pyspark_ckpt.operator.values.transport import MASK, ValueNotHeldError, sent_type
+from pyspark_ckpt.values.shown import ValueNotHeldError
+from pyspark_ckpt.values.spark import sent_type
 from tests.unit.operator.spark_values import NOT_BUILT
 
 EPOCH = datetime.date(1970, 1, 1)

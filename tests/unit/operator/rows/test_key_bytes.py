@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from pyspark.sql import types as T
 
-from pyspark_ckpt.operator.values.codec import TupleCodec
+from pyspark_ckpt.values.codec import TupleCodec
 from pyspark_ckpt.values.types import TIME_OF_DAY
 from tests.unit.operator.spark_values import struct
 

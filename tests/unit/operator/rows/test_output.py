@@ -14,11 +14,11 @@ import pytest
 from pyspark.sql import Row
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_type
+from pyspark_ckpt.operator.handover.pandas_frames import frames_of
 
 from pyspark_ckpt.errors import NotBuiltYetError, StateValueError
-from pyspark_ckpt.operator.handover.pandas_frames import frames_of
 from pyspark_ckpt.operator.rows.output import OutputRows
-from pyspark_ckpt.operator.values.leaves import TIME_OF_DAY
+from pyspark_ckpt.values.types import TIME_OF_DAY
 from tests.unit.operator.spark_values import NOT_BUILT
 
 EPOCH = datetime.date(1970, 1, 1)

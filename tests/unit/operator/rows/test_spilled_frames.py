@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from pyspark.sql import types as T
 from pyspark.sql.conversion import ArrowArrayToPandasConversion
 from pyspark.sql.pandas.types import from_arrow_type, to_arrow_type
-
 from pyspark_ckpt.operator.handover.pandas_frames import batches_of
+from pyspark_ckpt.operator.values.json import json_writer
+
 from pyspark_ckpt.operator.rows.input import KEY_GROUP, TOKEN, InputColumns
 from pyspark_ckpt.operator.rows.parts import InputParts
 from pyspark_ckpt.operator.rows.sent_rows import bytes_as_objects, joined
-from pyspark_ckpt.operator.values.json import json_writer
 from tests.unit.operator.rows.test_input import frame
 from tests.unit.operator.spark_values import LEAVES, TYPES, Typed, struct, variants
 

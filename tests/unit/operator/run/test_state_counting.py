@@ -14,7 +14,7 @@ from pyspark_ckpt.operator.run import state_counting
 from pyspark_ckpt.operator.run.state_counting import COST_SHARE, FEW_ENTRIES, StateCounting, is_due
 from pyspark_ckpt.operator.table.stored_keys import TIMERS_ID, encode_key_group, encode_time
 from pyspark_ckpt.operator.table.table import StateTable
-from pyspark_ckpt.operator.values.codec import key_encoder
+from pyspark_ckpt.values.codec import key_encoder
 from state_backends import BACKEND_TYPES, Changes, StateBackend, open_backend
 
 GROUPS = range(32, 64)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from pyspark.sql import types as T
 
 from pyspark_ckpt.operator.schema.evolution import Verdict, compare, converter
-from pyspark_ckpt.operator.values.codec import TupleCodec
+from pyspark_ckpt.values.codec import TupleCodec
 
 Change = Callable[[Any], Any]
 """What an edit does to a value of the model that is not null."""

@@ -14,7 +14,7 @@ from pyspark_ckpt.formats.handle import StateDescriptor
 from pyspark_ckpt.migration import Migration
 from pyspark_ckpt.operator.state.list import encode_chunk
 from pyspark_ckpt.operator.state.migration import StateRewrite
-from pyspark_ckpt.operator.values.arrow_values import arrow_type
+from pyspark_ckpt.values.arrow import arrow_type
 from tests.unit.operator.subtask_epochs import KEYS, NUMBER, SubtaskEpochs
 
 pytestmark = pytest.mark.usefixtures("local_time_zone")

@@ -22,7 +22,7 @@ from pyspark_ckpt.operator.table.time_to_live import (
     without_stamp,
 )
 from pyspark_ckpt.operator.time import EpochClock
-from pyspark_ckpt.operator.values.codec import TupleCodec
+from pyspark_ckpt.values.codec import TupleCodec
 from tests.unit.operator.subtask_epochs import NUMBER, TEXT, SubtaskEpochs
 
 Ttl = int | StateTtlConfig | None

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import NotBuiltYetError, PlanError, StateValueError
-from pyspark_ckpt.operator.values.codec import TupleCodec, key_encoder
+from pyspark_ckpt.values.codec import TupleCodec, key_encoder
 from pyspark_ckpt.values.nesting import holds
 from pyspark_ckpt.values.types import TIME_OF_DAY
 from tests.unit.operator.spark_values import LEAVES, NOT_BUILT, TEXTS, TYPES, Typed, struct

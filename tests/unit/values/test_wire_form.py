@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pyspark_ckpt.operator.values.wire_form import aware_timestamp, aware_timestamps
+from pyspark_ckpt.values.plain import aware_timestamp, aware_timestamps
 
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 _FLOATS_END = 2**32 * 1_000_000

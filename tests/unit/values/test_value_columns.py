@@ -17,9 +17,9 @@ from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import StateValueError
 from pyspark_ckpt.operator.table.time_to_live import StateTtlConfig
-from pyspark_ckpt.operator.values.arrow_values import arrow_type
-from pyspark_ckpt.operator.values.codec import TupleCodec
-from pyspark_ckpt.operator.values.state_columns import ValueColumns
+from pyspark_ckpt.values.arrow import arrow_type
+from pyspark_ckpt.values.codec import TupleCodec
+from pyspark_ckpt.values.state_columns import ValueColumns
 from tests.unit.operator.subtask_epochs import BOTH, KEYS, NUMBER, SubtaskEpochs
 
 LONG_AGO = datetime.datetime.fromisoformat("0001-01-01 00:00:00.000001")

@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 from pyspark.sql import types as T
 from pyspark.sql.conversion import ArrowArrayToPandasConversion
 from pyspark.sql.pandas.types import to_arrow_type
+from pyspark_ckpt.operator.values.json import json_writer
+from pyspark_ckpt.operator.values.sent_columns import in_arrow
 
 from pyspark_ckpt.operator.modes.pandas import PandasOutput
 from pyspark_ckpt.operator.rows.input import InputColumns
 from pyspark_ckpt.operator.rows.output import OutputRows
-from pyspark_ckpt.operator.values.arrow_values import arrow_type
-from pyspark_ckpt.operator.values.codec import TupleCodec
-from pyspark_ckpt.operator.values.json import json_writer
-from pyspark_ckpt.operator.values.sent_columns import in_arrow
-from pyspark_ckpt.operator.values.transport import ValueNotHeldError
+from pyspark_ckpt.values.arrow import arrow_type
+from pyspark_ckpt.values.codec import TupleCodec
+from pyspark_ckpt.values.shown import ValueNotHeldError
 from tests.unit.operator.rows.test_input import frame, schema_of
 from tests.unit.operator.spark_values import TYPES, struct
 

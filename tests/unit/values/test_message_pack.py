@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_ckpt.operator.values.message_pack import end_of_value
+from pyspark_ckpt.values.message_pack import end_of_value
 
 _encode = msgspec.msgpack.Encoder().encode
 

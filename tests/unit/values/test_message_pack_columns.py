@@ -16,9 +16,9 @@ from pyspark.sql import types as T
 from pyspark.sql.conversion import LocalDataToArrowConversion
 
 from pyspark_ckpt.operator.rows.keys import KeyPlaces
-from pyspark_ckpt.operator.values.arrow_values import arrow_type
-from pyspark_ckpt.operator.values.codec import TupleCodec
-from pyspark_ckpt.operator.values.message_pack_columns import Form, encoded_tuples, repeated
+from pyspark_ckpt.values.arrow import arrow_type
+from pyspark_ckpt.values.codec import TupleCodec
+from pyspark_ckpt.values.encoded import Form, encoded_tuples, repeated
 from pyspark_ckpt.values.nesting import holds
 from pyspark_ckpt.values.types import TIME_OF_DAY
 from tests.unit.operator.spark_values import TYPES, struct

@@ -6,7 +6,7 @@ import pytest
 from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import CorruptFileError
-from pyspark_ckpt.operator.values.codec import (
+from pyspark_ckpt.values.codec import (
     MAX_VERSION,
     EarlierSchema,
     TupleCodec,

@@ -22,24 +22,22 @@ import pandas as pd
 from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import CorruptFileError, NotBuiltYetError, PlanError, StateValueError
-from pyspark_ckpt.operator.task_failure import shown
-from pyspark_ckpt.operator.values.message_pack import (
-    MESSAGE_PACK,
+from pyspark_ckpt.values.message_pack import UNREADABLE
+from pyspark_ckpt.values.nesting import holds, types_in
+from pyspark_ckpt.values.plain import (
+    PLAIN,
     STATE_FORM,
-    UNREADABLE,
-    canonical_fields,
-)
-from pyspark_ckpt.operator.values.wire_form import (
     STATE_STYLE,
     ValueStyle,
+    canonical_fields,
     check_places,
     fields_reader,
     fields_writer,
-    wire_type,
+    msgspec_type,
 )
-from pyspark_ckpt.values.nesting import holds, types_in
 from pyspark_ckpt.values.types import NO_KEYS, find_leaf
 from pyspark_ckpt.values.user import Converter, unwrapped
+from pyspark_ckpt.values.words import shown
 
 _MISFITS = (
     msgspec.MsgspecError, TypeError, OverflowError, AttributeError, ValueError, BufferError,
@@ -80,9 +78,9 @@ class TupleCodec:
         self._checker = required or self._decoder
         self._many_decoder = msgspec.msgpack.Decoder(list.__class_getitem__(tuple_type))
         self._encoder = msgspec.msgpack.Encoder(enc_hook=unwrapped)
-        self._form = STATE_FORM if style is STATE_STYLE else MESSAGE_PACK
+        self._form = STATE_FORM if style is STATE_STYLE else PLAIN
         self._write = None if style is None else fields_writer(self._form, schema, is_checked=True)
-        self._read = None if style is None else fields_reader(MESSAGE_PACK, schema, style)
+        self._read = None if style is None else fields_reader(schema, style)
         self._reads_back = style is STATE_STYLE and any(
             isinstance(each, T.MapType) and holds(each.keyType, T.TimestampType)
             for each in types_in(schema)
@@ -256,10 +254,10 @@ def _is_scalar(values: Any) -> bool:
 def required_decoder(schema: T.StructType) -> msgspec.msgpack.Decoder[tuple[Any, ...]] | None:
     """Return a decoder that refuses nulls where the schema does, ``None`` if it never does."""
     declared = [
-        wire_type(MESSAGE_PACK, field.dataType, nullable=field.nullable, as_declared=True)
+        msgspec_type(field.dataType, nullable=field.nullable, as_declared=True)
         for field in schema.fields
     ]
-    if declared == [wire_type(MESSAGE_PACK, field.dataType) for field in schema.fields]:
+    if declared == [msgspec_type(field.dataType) for field in schema.fields]:
         return None
     return msgspec.msgpack.Decoder(tuple.__class_getitem__(tuple(declared)))
 
@@ -274,7 +272,7 @@ def _check_key(schema: T.StructType, what: str) -> None:
 
 def _wire_type(data_type: T.DataType, what: str) -> Any:
     try:
-        return wire_type(MESSAGE_PACK, data_type)
+        return msgspec_type(data_type)
     except NotBuiltYetError as e:
         raise NotBuiltYetError(f"{what}: {e}") from None
 

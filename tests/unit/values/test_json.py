@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow.lib import string_to_tzinfo
 from pyspark.sql import types as T
-
-from pyspark_ckpt.operator.values.codec import TupleCodec
 from pyspark_ckpt.operator.values.json import JsonKey, JsonReader, json_writer
-from pyspark_ckpt.operator.values.leaves import TIME_OF_DAY
-from pyspark_ckpt.operator.values.wire_form import row_style
+
+from pyspark_ckpt.values.codec import TupleCodec
+from pyspark_ckpt.values.plain import row_style
+from pyspark_ckpt.values.types import TIME_OF_DAY
 from tests.unit.operator.spark_values import TYPES, Typed, struct
 
 ZONE = "America/Los_Angeles"

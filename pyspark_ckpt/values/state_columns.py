@@ -13,11 +13,10 @@ import pyarrow.compute as pc
 from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import StateValueError
-from pyspark_ckpt.operator.values.arrow_values import arrow_array, arrow_type
-from pyspark_ckpt.operator.values.codec import required_decoder
-from pyspark_ckpt.operator.values.message_pack_columns import Form, encoded_tuples, repeated
-from pyspark_ckpt.operator.values.stored_columns import stored_columns
-from pyspark_ckpt.operator.values.user_columns import cast, whole
+from pyspark_ckpt.values.arrow import arrow_array, arrow_type
+from pyspark_ckpt.values.codec import required_decoder
+from pyspark_ckpt.values.encoded import Form, encoded_tuples, repeated, stored_columns
+from pyspark_ckpt.values.given import cast, whole
 from pyspark_ckpt.values.types import Kind, LeafType, find_leaf, kind_of
 
 

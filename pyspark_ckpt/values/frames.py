@@ -18,13 +18,13 @@ import pandas as pd
 import pyarrow as pa
 from pyspark.sql import types as T
 
-from pyspark_ckpt.operator.task_failure import shown
-from pyspark_ckpt.operator.values.arrow_values import ColumnStyle, python_values
-from pyspark_ckpt.operator.values.user_columns import ValueNotHeldError, in_words, row_columns
-from pyspark_ckpt.operator.values.wire_form import dict_of_times
+from pyspark_ckpt.values.arrow import ColumnStyle, python_values
 from pyspark_ckpt.values.columns import integers_of, nulls_of, numbers_of
+from pyspark_ckpt.values.plain import dict_of_times
+from pyspark_ckpt.values.shown import ValueNotHeldError, in_words, row_columns
 from pyspark_ckpt.values.types import Kind, kind_of
 from pyspark_ckpt.values.user import Converter
+from pyspark_ckpt.values.words import shown
 
 Flags = np.ndarray[Any, Any]
 _NESTED = (T.ArrayType, T.MapType, T.StructType)

@@ -1,14 +1,13 @@
-"""Compiles converters between Spark values and the plain values of an encoding, per schema.
+"""Compiles converters between what users give, plain values, and what users see, per schema.
 
-A form describes an encoding: its leaves, structs and maps. A style describes the Python objects
-that a user sees, among them rows that are faster than PySpark's. A converter never gets ``None``,
-because nulls need no conversion in any form.
+A plain value is what is stored: structs are tuples, maps are dicts, times are Spark's integers. A
+style describes the Python objects that a user sees, among them rows that are faster than PySpark's.
+A converter never gets ``None``, because nulls need no conversion.
 """
 
 from __future__ import annotations
 
 import datetime
-from abc import ABC, abstractmethod
 from collections import namedtuple
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -16,14 +15,16 @@ from functools import partial
 from itertools import repeat
 from typing import Any
 
+import msgspec
 import numpy as np
 from pyspark.sql import Row
 from pyspark.sql import types as T
 
-from pyspark_ckpt.errors import NotBuiltYetError
-from pyspark_ckpt.values.nesting import holds as holds
-from pyspark_ckpt.values.user import Converter as Converter
-from pyspark_ckpt.values.user import local_timestamp
+from pyspark_ckpt.values.nesting import holds
+from pyspark_ckpt.values.types import INSTANTS, Kind, LeafType, find_leaf, leaf_of
+from pyspark_ckpt.values.user import Converter, local_timestamp
+
+_encode = msgspec.msgpack.Encoder().encode
 
 
 def row_type_of(names: list[str]) -> type[Row]:
@@ -44,53 +45,6 @@ def row_type_of(names: list[str]) -> type[Row]:
 
 _EXACT_MICROSECONDS = 2**32 * 1_000_000
 """In the years 1834 to 2106, seconds as a float are exact to the microsecond."""
-
-
-class WireForm(ABC):
-    """How an encoding represents each Spark type."""
-
-    @abstractmethod
-    def leaf_type(self, data_type: T.DataType) -> Any:
-        """Return the msgspec type of a leaf; raise ``KeyError`` if the form has no such leaf."""
-
-    @abstractmethod
-    def leaf_writer(self, data_type: T.DataType) -> Converter:
-        """Return a function from what a user gives for a leaf to its plain value.
-
-        The function raises an error if the type does not take the value.
-        """
-
-    @abstractmethod
-    def kinds_as_they_are(self, data_type: T.DataType) -> frozenset[type]:
-        """Return the Python types of which a value is taken for a leaf, and is its plain value."""
-
-    @abstractmethod
-    def leaf_reader(self, data_type: T.DataType) -> Converter | None:
-        """Return a function from a plain value to the leaf, ``None`` if they are the same."""
-
-    @abstractmethod
-    def struct_type(self, field_types: Sequence[Any]) -> Any:
-        """Return the msgspec type of a struct."""
-
-    @abstractmethod
-    def map_type(self, key_type: Any, value_type: Any) -> Any:
-        """Return the msgspec type of a map."""
-
-    @abstractmethod
-    def pack_struct(self, width: int) -> Converter:
-        """Return a function from plain fields to a struct's plain value."""
-
-    @abstractmethod
-    def unpack_struct(self, width: int) -> Converter:
-        """Return a function from a struct's plain value to its plain fields."""
-
-    @abstractmethod
-    def pack_map(self, entries: Iterable[tuple[Any, Any]]) -> Any:
-        """Return the plain value of a map."""
-
-    @abstractmethod
-    def unpack_map(self, wire: Any) -> Iterable[tuple[Any, Any]]:
-        """Return the entries of a map's plain value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,37 +100,53 @@ def aware_timestamps(zone: datetime.tzinfo, microseconds: Sequence[Any]) -> list
     return list(map(datetime.datetime.fromtimestamp, seconds, repeat(zone)))
 
 
-def wire_type(
-    form: WireForm, data_type: T.DataType, *, nullable: bool = True, as_declared: bool = False
-) -> Any:
+def msgspec_type(data_type: T.DataType, *, nullable: bool = True, as_declared: bool = False) -> Any:
     """Return the msgspec type that checks a Spark type's plain values.
 
     With `as_declared`, nulls are refused where the schema says ``not null``. Only what is written
     is checked so, because what was stored before this check may have such nulls.
     """
-    kind = _value_type(form, data_type, as_declared=as_declared)
+    kind = _value_type(data_type, as_declared=as_declared)
     return kind | None if nullable or not as_declared else kind
 
 
-def _value_type(form: WireForm, data_type: T.DataType, *, as_declared: bool) -> Any:
-    inner = partial(wire_type, form, as_declared=as_declared)
+def _value_type(data_type: T.DataType, *, as_declared: bool) -> Any:
+    inner = partial(msgspec_type, as_declared=as_declared)
     if isinstance(data_type, T.ArrayType):
         return list.__class_getitem__(inner(data_type.elementType, nullable=data_type.containsNull))
     if isinstance(data_type, T.StructType):
-        return form.struct_type(
-            [inner(field.dataType, nullable=field.nullable) for field in data_type]
-        )
+        fields = [inner(field.dataType, nullable=field.nullable) for field in data_type]
+        return tuple.__class_getitem__(tuple(fields))
     if isinstance(data_type, T.MapType):
-        return form.map_type(
-            _value_type(form, data_type.keyType, as_declared=as_declared),
-            inner(data_type.valueType, nullable=data_type.valueContainsNull),
-        )
-    try:
-        return form.leaf_type(data_type)
-    except KeyError:
-        raise NotBuiltYetError(
-            f"values of type {data_type.simpleString()} are not built yet"
-        ) from None
+        key = _value_type(data_type.keyType, as_declared=as_declared)
+        value = inner(data_type.valueType, nullable=data_type.valueContainsNull)
+        return dict.__class_getitem__((key, value))
+    return leaf_of(data_type).wire
+
+
+@dataclass(frozen=True, slots=True)
+class PlainForm:
+    """How plain values are made: what becomes of the entries of a map.
+
+    With `shows_times`, an instant has to have a time in this process's zone, in which state shows
+    it.
+    """
+
+    pack_map: Callable[[Iterable[tuple[Any, Any]]], Any] = dict
+    shows_times: bool = False
+
+    def leaf_writer(self, row: LeafType, data_type: T.DataType) -> Converter:
+        """Return a function from what a user gives for a leaf to its plain value."""
+        if self.shows_times and row.write_shown is not None:
+            return row.write_shown
+        return row.take if row.write is None else row.write(data_type)
+
+
+PLAIN = PlainForm()
+"""Structs are tuples, maps are dicts, times are Spark's integers, decimals are decimals."""
+
+STATE_FORM = PlainForm(shows_times=True)
+"""The form of values that are read again in the state's style."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +167,7 @@ class Writer:
         return self.convert(value)
 
 
-def writer_of(form: WireForm, data_type: T.DataType, *, is_checked: bool = False) -> Writer | None:
+def writer_of(form: PlainForm, data_type: T.DataType, *, is_checked: bool = False) -> Writer | None:
     """Return how users' values become plain values, ``None`` if they are the same.
 
     With `is_checked`, the caller makes sure that what is read is what was written. Then leaves
@@ -209,30 +179,31 @@ def writer_of(form: WireForm, data_type: T.DataType, *, is_checked: bool = False
         return Writer(_struct_writer(form, data_type, is_checked=is_checked), _NONE)
     if isinstance(data_type, T.MapType):
         return Writer(_map_writer(form, data_type, is_checked=is_checked), _NONE)
-    as_they_are = form.kinds_as_they_are(data_type)
-    if is_checked and as_they_are:
+    row = leaf_of(data_type)
+    if is_checked and row.as_they_are:
         return None
-    return Writer(form.leaf_writer(data_type), as_they_are)
+    return Writer(form.leaf_writer(row, data_type), row.as_they_are)
 
 
 _NONE: frozenset[type] = frozenset()
 
 
-def reader_of(form: WireForm, data_type: T.DataType, style: ValueStyle) -> Converter | None:
+def reader_of(data_type: T.DataType, style: ValueStyle) -> Converter | None:
     """Return a function from plain values to users' values, ``None`` if they are the same."""
     if isinstance(data_type, T.ArrayType):
-        return _array_reader(reader_of(form, data_type.elementType, style))
+        return _array_reader(reader_of(data_type.elementType, style))
     if isinstance(data_type, T.StructType):
-        return _struct_reader(form, data_type, style)
+        return _struct_reader(data_type, style)
     if isinstance(data_type, T.MapType):
-        return _map_reader(form, data_type, style)
-    if isinstance(data_type, T.TimestampType):
+        return _map_reader(data_type, style)
+    row = leaf_of(data_type)
+    if row.kind is Kind.INSTANT:
         return style.timestamp
-    return form.leaf_reader(data_type)
+    return None if row.read is None else row.read(data_type)
 
 
 def fields_writer(
-    form: WireForm, schema: T.StructType, *, is_checked: bool = False
+    form: PlainForm, schema: T.StructType, *, is_checked: bool = False
 ) -> Converter | None:
     """Return :func:`writer_of` for a sequence of a schema's values; it checks their number."""
     writers = [writer_of(form, field.dataType, is_checked=is_checked) for field in schema.fields]
@@ -260,9 +231,9 @@ def _written(writers: Sequence[Writer | None]) -> Converter:
     return write_fields
 
 
-def fields_reader(form: WireForm, schema: T.StructType, style: ValueStyle) -> Converter | None:
+def fields_reader(schema: T.StructType, style: ValueStyle) -> Converter | None:
     """Return a function from a sequence of a schema's plain values to users' values."""
-    converters = [reader_of(form, field.dataType, style) for field in schema.fields]
+    converters = [reader_of(field.dataType, style) for field in schema.fields]
     return fields_converter(converters) if any(converters) else None
 
 
@@ -319,9 +290,9 @@ def _array_reader(convert: Converter | None) -> Converter | None:
     return lambda values: [None if value is None else convert(value) for value in values]
 
 
-def _struct_writer(form: WireForm, data_type: T.StructType, *, is_checked: bool) -> Converter:
+def _struct_writer(form: PlainForm, data_type: T.StructType, *, is_checked: bool) -> Converter:
     names, width = data_type.names, len(data_type.fields)
-    convert, pack = fields_writer(form, data_type, is_checked=is_checked), form.pack_struct(width)
+    convert = fields_writer(form, data_type, is_checked=is_checked)
 
     def write(value: Any) -> Any:
         values = value
@@ -334,7 +305,7 @@ def _struct_writer(form: WireForm, data_type: T.StructType, *, is_checked: bool)
             check_places(value, names)
         if len(values) != width:
             raise ValueError(f"{len(values)} values for the {width} fields {names}")
-        return pack(values if convert is None else convert(values))
+        return tuple(values if convert is None else convert(values))
 
     return write
 
@@ -370,15 +341,12 @@ def check_places(values: Sequence[Any], names: list[str]) -> None:
             )
 
 
-def _struct_reader(form: WireForm, data_type: T.StructType, style: ValueStyle) -> Converter:
-    unpack, make = form.unpack_struct(len(data_type.fields)), style.struct(data_type.names)
-    convert = fields_reader(form, data_type, style)
-    if convert is None:
-        return lambda wire: make(unpack(wire))
-    return lambda wire: make(convert(unpack(wire)))
+def _struct_reader(data_type: T.StructType, style: ValueStyle) -> Converter:
+    make, convert = style.struct(data_type.names), fields_reader(data_type, style)
+    return make if convert is None else lambda values: make(convert(values))
 
 
-def _map_writer(form: WireForm, data_type: T.MapType, *, is_checked: bool) -> Converter:
+def _map_writer(form: PlainForm, data_type: T.MapType, *, is_checked: bool) -> Converter:
     kinds = [data_type.keyType, data_type.valueType]
     convert = _written([writer_of(form, kind, is_checked=is_checked) for kind in kinds])
 
@@ -402,12 +370,49 @@ def _entry(entry: Any) -> Any:
     return entry
 
 
-def _map_reader(form: WireForm, data_type: T.MapType, style: ValueStyle) -> Converter:
-    converters = [reader_of(form, kind, style) for kind in (data_type.keyType, data_type.valueType)]
-    unpack, make = form.unpack_map, style.map
-    if make is dict and holds(data_type.keyType, T.TimestampType):
+def _map_reader(data_type: T.MapType, style: ValueStyle) -> Converter:
+    converters = [reader_of(kind, style) for kind in (data_type.keyType, data_type.valueType)]
+    make = style.map
+    if make is dict and holds(data_type.keyType, INSTANTS):
         make = dict_of_times
     if not any(converters):
-        return lambda wire: make(unpack(wire))
+        return lambda entries: make(entries.items())
     convert = fields_converter(converters)
-    return lambda wire: make([convert(entry) for entry in unpack(wire)])
+    return lambda entries: make([convert(entry) for entry in entries.items()])
+
+
+def canonical_of(data_type: T.DataType) -> Converter | None:
+    """Return a function that makes equal plain values of a type encode alike.
+
+    -0.0 becomes 0.0, all NaNs become the same NaN, and entries of maps are sorted by their bytes.
+    ``None`` if equal values encode alike without it.
+    """
+    if isinstance(data_type, T.ArrayType):
+        return _canonical_array(canonical_of(data_type.elementType))
+    if isinstance(data_type, T.StructType):
+        return canonical_fields(data_type)
+    if isinstance(data_type, T.MapType):
+        return _canonical_map(canonical_of(data_type.keyType), canonical_of(data_type.valueType))
+    row = find_leaf(data_type)
+    return None if row is None or row.canonical is None else row.canonical.value
+
+
+def canonical_fields(schema: T.StructType) -> Converter | None:
+    """Return :func:`canonical_of` for a sequence of a schema's plain values."""
+    converters = [canonical_of(field.dataType) for field in schema.fields]
+    return fields_converter(converters) if any(converters) else None
+
+
+def _canonical_array(convert: Converter | None) -> Converter | None:
+    if convert is None:
+        return None
+    return lambda values: [None if value is None else convert(value) for value in values]
+
+
+def _canonical_map(key: Converter | None, value: Converter | None) -> Converter:
+    convert = fields_converter([key, value])
+
+    def canonical(entries: dict[Any, Any]) -> dict[Any, Any]:
+        return dict(sorted(map(convert, entries.items()), key=_encode))
+
+    return canonical

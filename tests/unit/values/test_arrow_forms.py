@@ -4,9 +4,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from pyspark.sql import types as T
-
-from pyspark_ckpt.operator.values.arrow_forms import cast, shown_column
 from pyspark_ckpt.operator.values.transport import Transport
+
+from pyspark_ckpt.values.given import cast
+from pyspark_ckpt.values.shown import shown_column
 
 
 @pytest.mark.parametrize("wanted", [pa.string(), pa.large_string(), pa.binary(), pa.large_binary()])

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import StateValueError
-from pyspark_ckpt.operator.values.codec import TupleCodec
-from pyspark_ckpt.operator.values.state_columns import ValueColumns
-from pyspark_ckpt.operator.values.stored_columns import stored_columns
+from pyspark_ckpt.values.codec import TupleCodec
+from pyspark_ckpt.values.encoded import stored_columns
+from pyspark_ckpt.values.state_columns import ValueColumns
 from tests.unit.operator.spark_values import TYPES, struct
 
 _LONG = T.LongType()

@@ -1,1 +1,0 @@
-"""Spark values as Python, MessagePack, JSON and Arrow, and back."""
