@@ -103,8 +103,7 @@ from pyspark_ckpt.live.states import LiveState, LiveValue
 from pyspark_ckpt.local_files.conf import local_files_conf
 from pyspark_ckpt.log_fields import JsonLogFormatter
 from pyspark_ckpt.migration import Migration
-from pyspark_ckpt.operator.modes.arrow import ArrowProcessor
-from pyspark_ckpt.operator.modes.batches import BatchProcessor
+from pyspark_ckpt.operator.modes.processors import ArrowProcessor, BatchProcessor
 from pyspark_ckpt.operator.state.merging import AggregateFunction
 from pyspark_ckpt.operator.table.time_to_live import StateTtlConfig
 from pyspark_ckpt.query.attaching import attach

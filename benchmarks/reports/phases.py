@@ -37,13 +37,9 @@ PHASES: dict[str, tuple[str, ...]] = {
     ),
     "base snapshot": (f"{_OPERATOR}.durable.materialization:Materializer.advance",),
     "grouping": (
-        f"{_OPERATOR}.modes.rows:RowsInput.part",
-        f"{_OPERATOR}.modes.rows:RowsPart.rows",
-        f"{_OPERATOR}.modes.pandas:PandasInput.part",
-        f"{_OPERATOR}.modes.pandas:PandasPart.rows",
-        f"{_OPERATOR}.modes.batches:BatchInput.part",
-        f"{_OPERATOR}.modes.batches:BatchPart.rows",
-        f"{_OPERATOR}.modes.arrow:ArrowInput.part",
+        f"{_OPERATOR}.modes.calls:KeyCalls.part",
+        f"{_OPERATOR}.modes.calls:KeyedPart.rows",
+        f"{_OPERATOR}.modes.calls:CallsForAllKeys.part",
     ),
     "state read": tuple(
         f"{_OPERATOR}.table.table:StateTable.{name}"
@@ -68,12 +64,9 @@ PHASES: dict[str, tuple[str, ...]] = {
     "expired entries and timers": (f"{_OPERATOR}.run.barrier:sweep",),
     "segment": (f"{_OPERATOR}.run.barrier:make_segment",),
     "output": (
-        f"{_OPERATOR}.modes.rows:RowsOutput.extend",
-        f"{_OPERATOR}.modes.rows:RowsOutput.take",
-        f"{_OPERATOR}.modes.pandas:PandasOutput.extend",
-        f"{_OPERATOR}.modes.pandas:PandasOutput.take",
-        f"{_OPERATOR}.modes.arrow:ArrowOutput.extend",
-        f"{_OPERATOR}.modes.arrow:ArrowOutput.take",
+        f"{_OPERATOR}.modes.output:OutputBuffer.extend",
+        f"{_OPERATOR}.modes.output:RowsOutput.take",
+        f"{_OPERATOR}.modes.output:PiecesOutput.take",
     ),
 }
 _USER_METHODS = (

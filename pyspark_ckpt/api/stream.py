@@ -15,15 +15,12 @@ from pyspark_ckpt.combine.combination import Aggregates, FunctionOverTables
 from pyspark_ckpt.combine.plan import COMBINE_ROWS, CombinationPlan, rows_combined, where
 from pyspark_ckpt.errors import PlanError
 from pyspark_ckpt.migration import Migration
-from pyspark_ckpt.operator.descriptor import DEFAULT_UID, OnError
-from pyspark_ckpt.operator.modes.arrow import ArrowInput, ArrowProcessor
-from pyspark_ckpt.operator.modes.batches import BatchInput, BatchProcessor
-from pyspark_ckpt.operator.modes.pandas import PandasInput
-from pyspark_ckpt.operator.modes.rows import RowsInput
+from pyspark_ckpt.operator.descriptor import OnError
+from pyspark_ckpt.operator.modes.mode import ARROW, BATCHES, PANDAS, ROWS, Mode, modes_of_class
+from pyspark_ckpt.operator.modes.processors import ArrowProcessor, BatchProcessor
 from pyspark_ckpt.operator.plan.declared import no_instance, parse_schema
 from pyspark_ckpt.operator.plan.operator import (
     KeyedInput,
-    MakeInputMode,
     OperatorArguments,
     OperatorPlan,
     grouping_columns,
@@ -95,6 +92,23 @@ def _check_aggregates(aggregates: object, where: str) -> None:
         )
 
 
+def _mode(processor: object, named: Mode, where: str) -> Mode:
+    """Return the mode of a processor that was given to the method of a mode."""
+    asked = modes_of_class(processor)
+    if named in asked:
+        return named
+    if not named.has_key_calls:
+        raise PlanError(f"{where}: {no_instance(processor, named.processor)}")
+    if named is ROWS and len(asked) == 1:  # the method of all modes
+        return asked[0]
+    kinds = " and ".join(mode.processor.__name__ for mode in asked)
+    methods = " or ".join(mode.adds for mode in asked)
+    raise PlanError(
+        f"{where}: {type(processor).__name__} is a {kinds}: give it to {methods}, or subclass only "
+        "StatefulProcessor"
+    )
+
+
 class KeyedStream:
     """A stream partitioned by key; made by :func:`key_by`.
 
@@ -122,8 +136,7 @@ class KeyedStream:
         """Connect a stream whose rows reach every subtask.
 
         The processor gets the rows in ``handleBroadcastRows(rows, timerValues)``, before the keyed
-        rows of the epoch. It gets Rows in :meth:`transformWithState`, Arrow tables in
-        :meth:`transformWithStateInArrow`, and pandas frames in the other methods. There it may
+        rows of the epoch, as it gets those: Rows, pandas frames, or Arrow tables. There it may
         change broadcast state. It may read broadcast state when it handles keyed rows.
 
         Parameters
@@ -174,14 +187,16 @@ class KeyedStream:
         migrations: Mapping[str, Migration] | None = None,
         onError: str = OnError.FAIL.value,
     ) -> DataFrame:
-        """Run a processor over the stream, rows in and rows out.
+        """Run a processor over the stream; its class says how it gets the rows.
 
-        As ``GroupedData.transformWithState`` of PySpark. ``handleInputRows`` is called on
-        executors, once per key and epoch with all rows of that key.
+        As ``GroupedData.transformWithState`` of PySpark: ``handleInputRows`` is called on
+        executors, once per key and epoch with all rows of that key, and yields Rows. A
+        :class:`BatchProcessor` gets all keys of a subtask in one call, as pandas frames, and an
+        :class:`ArrowProcessor` as Arrow tables.
 
         Parameters
         ----------
-        statefulProcessor : StatefulProcessor
+        statefulProcessor : StatefulProcessor, BatchProcessor or ArrowProcessor
             An instance of a subclass of ``pyspark.sql.streaming.StatefulProcessor``.
         outputStructType : StructType or str
             The schema of the rows that the processor yields.
@@ -203,7 +218,8 @@ class KeyedStream:
             name. Required only if the library cannot convert values to the new schema by itself.
         onError : str
             ``fail``, or ``quarantine``: a key for which the processor raises is quarantined. Its
-            rows are kept until ``query.release``, and all other keys continue.
+            rows are kept until ``query.release``, and all other keys continue. A call for many keys
+            cannot quarantine one of them.
 
         Returns
         -------
@@ -235,7 +251,7 @@ class KeyedStream:
             eventTimeColumnName,
             onError,
         )
-        return self._operator(arguments, RowsInput, initialState)
+        return self._operator(arguments, ROWS, initialState)
 
     def transformWithStateInPandas(
         self,
@@ -253,7 +269,8 @@ class KeyedStream:
         """Run a processor over the stream, pandas frames in and frames out.
 
         As ``GroupedData.transformWithStateInPandas`` of PySpark. ``handleInputRows`` is called on
-        executors, once per key and epoch with an iterator of frames.
+        executors, once per key and epoch with an iterator of frames. The class is the same as for
+        Rows, so only this method says that the processor gets frames.
 
         Parameters
         ----------
@@ -262,24 +279,19 @@ class KeyedStream:
         outputStructType : StructType or str
             The schema of the rows that the processor yields.
         outputMode : str
-            ``Append`` or ``Update``. It may differ from the query's output mode.
+            As for :meth:`transformWithState`.
         timeMode : str
-            ``None``, ``ProcessingTime`` or ``EventTime``: the clock of the timers.
+            As for :meth:`transformWithState`.
         initialState : GroupedData, optional
-            ``groupBy`` of a batch DataFrame by the same key. Its rows are passed to
-            ``handleInitialState`` before the query's first epoch, if it starts without a checkpoint
-            or savepoint.
+            As for :meth:`transformWithState`.
         eventTimeColumnName : str
-            The output column that is event time for a stateful operator that follows.
+            As for :meth:`transformWithState`.
         uid : str, optional
-            The operator's stable name. Every restart and restore finds the operator's state by it.
-            The only operator of a query may go without; its uid is then ``operator``.
+            As for :meth:`transformWithState`.
         migrations : Mapping of str to Migration, optional
-            How stored states become the states that the processor asks for, by the new state's
-            name. Required only if the library cannot convert values to the new schema by itself.
+            As for :meth:`transformWithState`.
         onError : str
-            ``fail``, or ``quarantine``: a key for which the processor raises is quarantined. Its
-            rows are kept until ``query.release``, and all other keys continue.
+            As for :meth:`transformWithState`.
 
         Returns
         -------
@@ -315,7 +327,7 @@ class KeyedStream:
             eventTimeColumnName,
             onError,
         )
-        return self._operator(arguments, PandasInput, initialState)
+        return self._operator(arguments, PANDAS, initialState)
 
     def transformWithStateInBatches(
         self,
@@ -332,8 +344,9 @@ class KeyedStream:
     ) -> DataFrame:
         """Run a processor over the stream, all keys of an epoch at once, as columns.
 
-        ``handleInputBatch`` is called on executors, once per subtask and epoch, or a few times if
-        the epoch is larger than the memory limit.
+        As :meth:`transformWithState` with a :class:`BatchProcessor`. ``handleInputBatch`` is called
+        on executors, once per subtask and epoch, or a few times if the epoch is larger than the
+        memory limit.
 
         Parameters
         ----------
@@ -342,21 +355,17 @@ class KeyedStream:
         outputStructType : StructType or str
             The schema of the rows that the processor yields.
         outputMode : str
-            ``Append`` or ``Update``. It may differ from the query's output mode.
+            As for :meth:`transformWithState`.
         timeMode : str
-            ``None``, ``ProcessingTime`` or ``EventTime``: the clock of the timers.
+            As for :meth:`transformWithState`.
         initialState : GroupedData, optional
-            ``groupBy`` of a batch DataFrame by the same key. Its rows are passed to
-            ``handleInitialState`` before the query's first epoch, if it starts without a checkpoint
-            or savepoint.
+            As for :meth:`transformWithState`.
         eventTimeColumnName : str
-            The output column that is event time for a stateful operator that follows.
+            As for :meth:`transformWithState`.
         uid : str, optional
-            The operator's stable name. Every restart and restore finds the operator's state by it.
-            The only operator of a query may go without; its uid is then ``operator``.
+            As for :meth:`transformWithState`.
         migrations : Mapping of str to Migration, optional
-            How stored states become the states that the processor asks for, by the new state's
-            name. Required only if the library cannot convert values to the new schema by itself.
+            As for :meth:`transformWithState`.
         onError : str
             ``fail``; a call for many keys cannot quarantine one of them.
 
@@ -387,10 +396,6 @@ class KeyedStream:
         ...     Sizes(), "user string, n long", "Update", "None", uid="sizes"
         ... )
         """
-        if not isinstance(statefulProcessor, BatchProcessor):
-            raise PlanError(
-                f"operator {uid or DEFAULT_UID!r}: {no_instance(statefulProcessor, BatchProcessor)}"
-            )
         arguments = OperatorArguments.checked(
             statefulProcessor,
             outputStructType,
@@ -401,7 +406,7 @@ class KeyedStream:
             eventTimeColumnName,
             onError,
         )
-        return self._operator(arguments, BatchInput, initialState)
+        return self._operator(arguments, BATCHES, initialState)
 
     def transformWithStateInArrow(
         self,
@@ -418,8 +423,9 @@ class KeyedStream:
     ) -> DataFrame:
         """Run a processor over the stream, all keys of an epoch at once, as Arrow tables.
 
-        ``handleInputArrow`` is called on executors, once per subtask and epoch, or a few times if
-        the epoch is larger than the memory limit.
+        As :meth:`transformWithState` with an :class:`ArrowProcessor`. ``handleInputArrow`` is
+        called on executors, once per subtask and epoch, or a few times if the epoch is larger than
+        the memory limit.
 
         Parameters
         ----------
@@ -428,21 +434,17 @@ class KeyedStream:
         outputStructType : StructType or str
             The schema of the rows that the processor yields.
         outputMode : str
-            ``Append`` or ``Update``. It may differ from the query's output mode.
+            As for :meth:`transformWithState`.
         timeMode : str
-            ``None``, ``ProcessingTime`` or ``EventTime``: the clock of the timers.
+            As for :meth:`transformWithState`.
         initialState : GroupedData, optional
-            ``groupBy`` of a batch DataFrame by the same key. Its rows are passed to
-            ``handleInitialState`` before the query's first epoch, if it starts without a checkpoint
-            or savepoint.
+            As for :meth:`transformWithState`.
         eventTimeColumnName : str
-            The output column that is event time for a stateful operator that follows.
+            As for :meth:`transformWithState`.
         uid : str, optional
-            The operator's stable name. Every restart and restore finds the operator's state by it.
-            The only operator of a query may go without; its uid is then ``operator``.
+            As for :meth:`transformWithState`.
         migrations : Mapping of str to Migration, optional
-            How stored states become the states that the processor asks for, by the new state's
-            name. Required only if the library cannot convert values to the new schema by itself.
+            As for :meth:`transformWithState`.
         onError : str
             ``fail``; a call for many keys cannot quarantine one of them.
 
@@ -475,11 +477,6 @@ class KeyedStream:
         ...     Sizes(), "user string, n long", "Update", "None", uid="sizes"
         ... )
         """
-        if not isinstance(statefulProcessor, ArrowProcessor):
-            raise PlanError(
-                f"operator {uid or DEFAULT_UID!r}: {no_instance(statefulProcessor, ArrowProcessor)}"
-            )
-        self._check_key_position(uid or DEFAULT_UID)
         arguments = OperatorArguments.checked(
             statefulProcessor,
             outputStructType,
@@ -490,7 +487,19 @@ class KeyedStream:
             eventTimeColumnName,
             onError,
         )
-        return self._operator(arguments, ArrowInput, initialState)
+        return self._operator(arguments, ARROW, initialState)
+
+    def _operator(
+        self,
+        arguments: OperatorArguments,
+        named: Mode,
+        initial_state: GroupedData | None,
+    ) -> DataFrame:
+        mode = _mode(arguments.processor, named, f"operator {arguments.uid!r}")
+        if mode is ARROW:
+            self._check_key_position(arguments.uid)
+        initial = None if initial_state is None else self._initial(initial_state, arguments.uid)
+        return OperatorPlan(self._keyed, self._broadcast, initial, arguments, mode).build()
 
     def _check_key_position(self, uid: str) -> None:
         columns = self._keyed.columns
@@ -499,22 +508,6 @@ class KeyedStream:
                 f"operator {uid!r}: the stream has a column {KEY_POSITION!r}, which is the name of "
                 "a column that handleInputArrow gets: rename it"
             )
-
-    def _operator(
-        self,
-        arguments: OperatorArguments,
-        make_mode: MakeInputMode,
-        initial_state: GroupedData | None,
-    ) -> DataFrame:
-        initial = None if initial_state is None else self._initial(initial_state, arguments.uid)
-        plan = OperatorPlan(
-            self._keyed,
-            self._broadcast,
-            initial,
-            arguments,
-            make_mode,
-        )
-        return plan.build()
 
     def _initial(self, initial_state: GroupedData, uid: str) -> KeyedInput:
         """Return the rows of the initial state, keyed as the stream is."""

@@ -14,7 +14,8 @@ from pyspark.sql import types as T
 
 from pyspark_ckpt.combine.combination import Aggregates, Combination, FunctionOverTables
 from pyspark_ckpt.errors import PlanError
-from pyspark_ckpt.operator.modes.arrow import ArrowInput, ArrowProcessor
+from pyspark_ckpt.operator.modes.mode import ARROW
+from pyspark_ckpt.operator.modes.processors import ArrowProcessor
 from pyspark_ckpt.operator.plan.operator import KeyedInput, OperatorArguments, OperatorPlan
 from pyspark_ckpt.operator.rows.input import InputColumns
 from pyspark_ckpt.operator.schema.evolution import PRESENT_MARK
@@ -78,7 +79,7 @@ class CombinationPlan:
             None,
         )
         keyed = KeyedInput(df, columns, self.keyed.parallelism, self.keyed.max_parallelism)
-        return OperatorPlan(keyed, None, None, arguments, ArrowInput).build()
+        return OperatorPlan(keyed, None, None, arguments, ARROW).build()
 
     def _combines_before_shuffle(self) -> bool:
         if self.before_shuffle is False:

@@ -18,9 +18,11 @@ from pyspark.sql import types as T
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, TimerValues
 
 from pyspark_ckpt.errors import PlanError
+from pyspark_ckpt.operator.modes.calls import Calls, DueTimers, ShowTimers
+from pyspark_ckpt.operator.modes.views import PandasView
 from pyspark_ckpt.operator.rows.input import KEY_GROUP
 from pyspark_ckpt.operator.rows.key_columns import Codes, codes_of_objects
-from pyspark_ckpt.operator.rows.mode import InputMode, Part
+from pyspark_ckpt.operator.rows.mode import Part
 from pyspark_ckpt.operator.rows.sent_rows import Places
 from pyspark_ckpt.operator.state.handle import as_state_schema
 from pyspark_ckpt.operator.table.stored_keys import encode_key_group
@@ -95,6 +97,12 @@ class GivenColumns:
         rows = frame[_ROW].tolist()
         return lambda start, stop: iter(rows[start:stop])
 
+    def given_rows(self, frame: pd.DataFrame) -> Iterator[Any]:
+        """Return an iterator over rows as an ``eventTimeExtractor`` takes them."""
+        if is_frame_of_rows(frame):
+            return self.row_slices(frame)(0, len(frame))
+        return each_row(self.pandas_frame(frame))
+
     def sent_keys(self, frame: pd.DataFrame) -> list[Key]:
         """Return the key of each row in its shuffle form."""
         return frame[_KEY].tolist()
@@ -118,6 +126,12 @@ class GivenColumns:
     def pandas_keys(self, frame: pd.DataFrame) -> pd.DataFrame:
         """Return the key columns of rows."""
         return frame[list(self.key_names)].reset_index(drop=True)
+
+    def stored_keys(self, stored: Sequence[bytes]) -> pd.DataFrame:
+        """Return the key columns of stored keys; without names of the test, ``key1`` and so on."""
+        columns = list(zip(*map(self._keys.decode, stored), strict=True))
+        names = self.key_names or [f"key{number}" for number in range(1, len(columns) + 1)]
+        return pd.DataFrame(dict(zip(names, columns, strict=True)))
 
     def keys_of(self, frame: pd.DataFrame) -> list[Key]:
         """Return the keys of rows as the processor sees them."""
@@ -165,14 +179,14 @@ class GivenInput:
 
     def __init__(
         self,
-        mode: InputMode,
+        mode: Calls,
         output: KeptOutput,
         event_time: EventTime | None,
         without_rows: Sequence[tuple[GivenKey, Any]] = (),
     ) -> None:
         self.method, self.form = mode.method, mode.form
         self.calls_once_per_part = mode.calls_once_per_part
-        self.columns = mode.columns
+        self.columns: Any = mode.columns
         self._mode = mode
         self._output = output
         self._event_time = event_time
@@ -183,7 +197,18 @@ class GivenInput:
         if not frames:
             return PartWithoutRows(self._without_rows)
         part = self._mode.part(frames)
-        return part if self._event_time is None else GivenPart(part, self._event_time)
+        if self._event_time is None:
+            return part
+        return GivenPart(part, self.columns, self._event_time)
+
+    def timers_shown(self, processor: StatefulProcessor) -> ShowTimers | None:
+        """Return what makes the arguments of ``handleExpiredTimers``, if the processor has it."""
+        return None if self._mode.timers_shown(processor) is None else self._show_timers
+
+    def _show_timers(self, timers: DueTimers) -> tuple[pd.DataFrame, pd.DataFrame]:
+        keys = timers.keys.shown = self.columns.stored_keys(timers.keys.encoded)
+        times = PandasView().due_timers(timers.positions, timers.times_ms)
+        return keys.copy(deep=False), times
 
     def new_output(self) -> KeptOutput:
         """Return the empty buffer for the epoch's output."""
@@ -193,18 +218,17 @@ class GivenInput:
 class GivenPart:
     """A part with event times from the test's ``eventTimeExtractor``."""
 
-    def __init__(self, part: Any, event_time: EventTime) -> None:
+    def __init__(self, part: Any, columns: GivenColumns, event_time: EventTime) -> None:
         self.stored = part.stored
-        self.keys = part.keys
+        self.keys = getattr(part, "keys", ())  # a part of all keys has none
         self.process = part.process
-        self.initial_states = part.initial_states
         self.sent_rows = part.sent_rows
-        self._rows = part.rows
+        self._columns = columns
         self._event_time = event_time
 
     def newest_event_time_ms(self, position: int) -> int | None:
         """Return the newest event time of a key's rows, ``None`` if they have none."""
-        times = map(self._event_time, each_row(self._rows(position)))
+        times = map(self._event_time, self._columns.given_rows(self.sent_rows(position)))
         return max((time for time in times if time is not None), default=None)
 
 
@@ -221,14 +245,14 @@ class PartWithoutRows:
         self, processor: StatefulProcessor, position: int, timer_values: TimerValues
     ) -> Iterable[Any] | None:
         """Call the processor for the key at a position."""
-        rows = self.initial_states(position)
+        rows = self.rows(position)
         return processor.handleInputRows(self.keys[position], rows, timer_values)
 
     def sent_rows(self, position: int) -> pd.DataFrame:  # noqa: ARG002
         """Return no rows."""
         return pd.DataFrame()
 
-    def initial_states(self, position: int) -> Iterator[Any]:
+    def rows(self, position: int) -> Iterator[Any]:
         """Return an iterator over the one empty frame, or over no row."""
         rows = self._rows[position]
         return iter([rows] if isinstance(rows, pd.DataFrame) else ())

@@ -18,10 +18,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark_ckpt.errors import HarnessUseError, NotBuiltYetError, PlanError
 from pyspark_ckpt.migration import Migration
 from pyspark_ckpt.operator.descriptor import MigrationDescriptor, OnError, OperatorDescriptor
-from pyspark_ckpt.operator.modes.arrow import ArrowProcessor
-from pyspark_ckpt.operator.modes.batches import BatchInput, BatchProcessor
-from pyspark_ckpt.operator.modes.pandas import PandasInput
-from pyspark_ckpt.operator.modes.rows import RowsInput
+from pyspark_ckpt.operator.modes.mode import ARROW, BATCHES, PANDAS, ROWS, Mode, modes_of_class
 from pyspark_ckpt.operator.plan.operator import OperatorArguments, check_quarantines_keys
 from pyspark_ckpt.operator.quarantine.releases import EVERY_KEY, NO_KEY
 from pyspark_ckpt.operator.rows.keys import check_max_parallelism
@@ -50,8 +47,6 @@ from pyspark_ckpt.values.codec import Value
 
 OF_OPERATOR: Any = object()
 """Replaces the key where a state belongs to no key, because ``None`` is a key."""
-
-Mode = type[RowsInput] | type[PandasInput] | type[BatchInput]
 
 
 class ProcessorHarness:
@@ -167,9 +162,9 @@ class ProcessorHarness:
             on_error=onError,
         )
         refuse_arrow(processor, uid)
-        mode: Mode = RowsInput if initialStatePandas is None else PandasInput
-        if isinstance(processor, BatchProcessor):
-            mode = BatchInput
+        mode = modes_of_class(processor)[0]
+        if mode is ROWS and initialStatePandas is not None:
+            mode = PANDAS
         if arguments.on_error is OnError.QUARANTINE:
             check_quarantines_keys(mode, f"operator {uid!r}")
         chosen = check_max_parallelism(maxParallelism, 1)
@@ -969,11 +964,13 @@ class HarnessEpochs:
         self._clock = clock
         self._mode = mode
         self._schema = schema
+        self._key_names: Sequence[str] = ()
+        """The names of the key columns, as far as a test has given them."""
 
     def over_keys(self, input: Sequence[tuple[Any, Any]]) -> Any:
         """Process the rows or the frame of each key."""
         where = self._subtask.where
-        if self._mode is BatchInput:
+        if self._mode is BATCHES:
             raise PlanError(f"{where}: a BatchProcessor is tested by testInBatches: call that")
         in_frames = {isinstance(rows, pd.DataFrame) for _, rows in input}
         if len(in_frames) > 1:
@@ -982,18 +979,18 @@ class HarnessEpochs:
                 "lists of rows, or all frames"
             )
         if in_frames:
-            self._mode = PandasInput if in_frames == {True} else RowsInput
+            self._mode = PANDAS if in_frames == {True} else ROWS
         given = [(self._keys.given(key), rows) for key, rows in input]
         in_time = [(key, self._clock.in_time(rows)) for key, rows in given if len(rows)]
         with_rows = [(key, rows) for key, rows in in_time if len(rows)]
         without_rows = [(key, rows) for key, rows in given if not len(rows)]
-        frame = frame_of_frames if self._mode is PandasInput else frame_of_rows
+        frame = frame_of_frames if self._mode is PANDAS else frame_of_rows
         return self._epoch([frame(with_rows)] if with_rows else [], without_rows=without_rows)
 
     def over_batch(self, input: pd.DataFrame, key_names: Sequence[str]) -> Any:
         """Process rows of any keys; the keys are columns."""
         where = self._subtask.where
-        if self._mode is not BatchInput:
+        if self._mode is not BATCHES:
             raise PlanError(
                 f"{where}: testInBatches needs a BatchProcessor: call test or testInPandas"
             )
@@ -1002,11 +999,12 @@ class HarnessEpochs:
                 f"{where}: testInBatches got the key columns {list(key_names)}: name some of "
                 f"{list(input.columns)}"
             )
+        self._key_names = key_names
         rows = self._clock.in_time(input)
         if not len(rows):
             return self.without_rows()
         self._keys.columns = len(key_names)
-        return self._epoch([frame_with_key_columns(self._keys, rows, key_names)], key_names)
+        return self._epoch([frame_with_key_columns(self._keys, rows, key_names)])
 
     def over_initial_state(self, input: Sequence[tuple[Any, Any]]) -> None:
         """Pass the initial state to the processor, one row or frame of a key at a time."""
@@ -1030,17 +1028,17 @@ class HarnessEpochs:
                 "timerValues), which a broadcast stream needs: add the method"
             )
         in_frames = isinstance(input, pd.DataFrame)
-        if self._mode is BatchInput and not in_frames:
+        if self._mode is BATCHES and not in_frames:
             raise PlanError(f"{where}: a BatchProcessor gets frames: give a frame")
-        if self._mode is not BatchInput:
-            self._mode = PandasInput if in_frames else RowsInput
+        if self._mode is not BATCHES:
+            self._mode = PANDAS if in_frames else ROWS
         rows = [input] if in_frames else list(input)
         return self._epoch([], broadcast=iter(rows) if len(input) else None)
 
     def releasing(self, *, in_frames: bool | None) -> Any:
         """Release quarantined keys, whose rows came as given; ``None`` if there are no rows."""
         if in_frames is not None:
-            self._mode = PandasInput if in_frames else RowsInput
+            self._mode = PANDAS if in_frames else ROWS
         return self._epoch([])
 
     def without_rows(self) -> Any:
@@ -1050,19 +1048,18 @@ class HarnessEpochs:
     def _epoch(
         self,
         frames: list[pd.DataFrame],
-        key_names: Sequence[str] = (),
         broadcast: Iterator[Any] | None = None,
         without_rows: Sequence[tuple[GivenKey, Any]] = (),
     ) -> Any:
         crash = self._subtask.crash
-        columns = GivenColumns(self._keys, key_names)
+        columns = GivenColumns(self._keys, self._key_names)
         output_rows = OutputRows(self._schema or T.StructType(), self._subtask.handle.uid)
-        mode = self._mode(columns, output_rows)  # type: ignore[arg-type]  # has what modes use
+        mode = self._mode.of_operator(columns, output_rows)  # type: ignore[arg-type]  # has what modes use
         output = KeptOutput(
             None if self._schema is None else mode.new_output(),
             lambda: crash.reach(CrashStep.AFTER_FIRST_KEY),
             self._subtask.where,
-            in_frames=self._mode is not RowsInput,
+            in_frames=self._mode is not ROWS,
             schema=self._schema,
         )
         given = GivenInput(mode, output, self._clock.event_time, without_rows)
@@ -1075,7 +1072,7 @@ class HarnessEpochs:
 
 def refuse_arrow(processor: object, uid: str) -> None:
     """Refuse a processor that gets Arrow tables."""
-    if isinstance(processor, ArrowProcessor):
+    if ARROW in modes_of_class(processor):
         raise NotBuiltYetError(
             f"operator {uid!r}: the harness does not take an ArrowProcessor yet: run it over a "
             "batch DataFrame"

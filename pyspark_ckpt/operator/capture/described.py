@@ -9,22 +9,12 @@ from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import CorruptFileError
 from pyspark_ckpt.operator.capture.capture_file import CapturedColumns, CapturedProgram
-from pyspark_ckpt.operator.modes.arrow import ArrowInput
-from pyspark_ckpt.operator.modes.batches import BatchInput
-from pyspark_ckpt.operator.modes.pandas import FrameLimits, PandasInput
-from pyspark_ckpt.operator.modes.rows import RowsInput
+from pyspark_ckpt.operator.modes.calls import Calls
+from pyspark_ckpt.operator.modes.mode import MODES, PANDAS, mode_of_calls
+from pyspark_ckpt.operator.modes.views import FrameLimits
 from pyspark_ckpt.operator.rows.input import InputColumns
-from pyspark_ckpt.operator.rows.mode import InputMode
 from pyspark_ckpt.operator.rows.output import OutputRows
 from pyspark_ckpt.operator.table.catalog import struct_type
-
-MODES: Mapping[str, type[RowsInput] | type[PandasInput] | type[BatchInput] | type[ArrowInput]] = {
-    "rows": RowsInput,
-    "pandas": PandasInput,
-    "batches": BatchInput,
-    "arrow": ArrowInput,
-}
-"""The ways in which a processor gets its rows, by their names in captures."""
 
 _ZONE = re.compile(r"[A-Za-z0-9_+:-]{1,40}(?:/[A-Za-z0-9_+:-]{1,40}){0,3}")
 
@@ -40,7 +30,7 @@ def described_columns(columns: InputColumns) -> CapturedColumns:
 
 
 def described(
-    mode: InputMode,
+    calls: Calls,
     columns: InputColumns,
     broadcast: InputColumns | None,
     schemas: Mapping[str, T.StructType],
@@ -52,13 +42,13 @@ def described(
 
     `identity` is the name of the processor's class and the digest of its code.
     """
-    (name,) = (name for name, kind in MODES.items() if type(mode) is kind)
-    output: OutputRows = getattr(mode, "output_rows")  # noqa: B009  # each of the four has it
-    limits: FrameLimits | None = getattr(mode, "limits", None)
+    mode = mode_of_calls(calls)
+    limits: FrameLimits | None = getattr(calls.view, "limits", None) if mode is PANDAS else None
+    output = calls.output_rows
     return CapturedProgram(
         processor=identity[0],
         code_sha256=identity[1],
-        mode=name,
+        mode=mode.name,
         columns=described_columns(columns),
         broadcast=None if broadcast is None else described_columns(broadcast),
         output_schema=output.schema.json(),
@@ -83,10 +73,10 @@ def columns_of(captured: CapturedColumns) -> InputColumns:
     return InputColumns(schema, captured.keys, captured.time_zone, captured.derived_keys)
 
 
-def mode_of(captured: CapturedProgram, columns: InputColumns, uid: str) -> InputMode:
+def calls_of(captured: CapturedProgram, columns: InputColumns, uid: str) -> Calls:
     """Return how the processor gets its rows, from the description of an operator."""
-    make = MODES.get(captured.mode)
-    if make is None:
+    mode = MODES.get(captured.mode)
+    if mode is None:
         raise CorruptFileError(
             f"a capture of operator {uid!r} hands rows over as {captured.mode!r}, known are "
             f"{', '.join(MODES)}: upgrade pyspark_ckpt, or capture the epochs again"
@@ -97,7 +87,7 @@ def mode_of(captured: CapturedProgram, columns: InputColumns, uid: str) -> Input
         coerces_integers=captured.coerces_integers,
         time_zone=columns.time_zone,
     )
-    if make is PandasInput and captured.frame_rows is not None:
+    limits = None
+    if captured.frame_rows is not None:
         limits = FrameLimits(captured.frame_rows, captured.frame_bytes or FrameLimits().size_bytes)
-        return PandasInput(columns, output, limits)
-    return make(columns, output)
+    return mode.of_operator(columns, output, limits)

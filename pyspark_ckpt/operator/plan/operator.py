@@ -35,17 +35,15 @@ from pyspark_ckpt.operator.descriptor import (
 )
 from pyspark_ckpt.operator.handover.packing import PACKED_SCHEMA, packed, unpacked
 from pyspark_ckpt.operator.handover.worker import STATE_SCHEMA
-from pyspark_ckpt.operator.modes.arrow import ArrowInput
-from pyspark_ckpt.operator.modes.batches import BatchInput
-from pyspark_ckpt.operator.modes.pandas import FrameLimits, PandasInput
-from pyspark_ckpt.operator.modes.rows import RowsInput
+from pyspark_ckpt.operator.modes.calls import Calls
+from pyspark_ckpt.operator.modes.mode import Mode
+from pyspark_ckpt.operator.modes.views import FrameLimits
 from pyspark_ckpt.operator.plan.declared import declare_states, parse_schema
 from pyspark_ckpt.operator.plan.hand_over import Decision, decided_hand_over
 from pyspark_ckpt.operator.plan.initial_state import InitialState, remember_initial_state
 from pyspark_ckpt.operator.plan.streaming_row import has_streaming_row, in_any_mode, streaming_row
 from pyspark_ckpt.operator.rows.input import KEY_GROUP, TOKEN, InputColumns
 from pyspark_ckpt.operator.rows.keys import subtask_tokens
-from pyspark_ckpt.operator.rows.mode import InputMode
 from pyspark_ckpt.operator.rows.output import OutputRows
 from pyspark_ckpt.operator.rows.packed import RowPacking
 from pyspark_ckpt.operator.rows.quarantined import QuarantinedRows
@@ -73,7 +71,6 @@ TIMEOUTS = {
 
 _MEMORY_LIMIT = "spark.ckpt.execution.memory-limit"
 _COERCION = "spark.sql.execution.pythonUDF.pandas.intToDecimalCoercionEnabled"
-MakeInputMode = type[RowsInput] | type[PandasInput] | type[BatchInput] | type[ArrowInput]
 
 DERIVED_KEY = "__ckpt_key_"
 """Begins the name of a column that holds the value of a key expression."""
@@ -180,13 +177,13 @@ def _check_event_time(schema: T.StructType, column: str, uid: str) -> None:
         )
 
 
-def check_quarantines_keys(make_mode: MakeInputMode, where: str) -> None:
-    """Check that keys can be quarantined where rows are received in a way."""
-    if make_mode in (BatchInput, ArrowInput):
+def check_quarantines_keys(mode: Mode, where: str) -> None:
+    """Check that keys can be quarantined in a mode."""
+    if not mode.has_key_calls:
         raise PlanError(
-            f"{where}: onError='quarantine' quarantines single keys, and {make_mode.method} gets "
-            "all keys in one call: use transformWithState or transformWithStateInPandas, or "
-            "onError='fail'"
+            f"{where}: onError='quarantine' quarantines single keys, and {mode.method} gets "
+            "all keys in one call: handle the rows of each key in handleInputRows of a "
+            "StatefulProcessor, or use onError='fail'"
         )
 
 
@@ -218,7 +215,7 @@ class OperatorPlan:
     broadcast: DataFrame | None
     initial: KeyedInput | None
     arguments: OperatorArguments
-    make_mode: MakeInputMode
+    mode: Mode
 
     def build(self) -> DataFrame:
         """Return the operator's output."""
@@ -271,7 +268,7 @@ class OperatorPlan:
             self._check_quarantine(where)
 
     def _check_quarantine(self, where: str) -> None:
-        check_quarantines_keys(self.make_mode, where)
+        check_quarantines_keys(self.mode, where)
         if not self.keyed.df.isStreaming:
             raise PlanError(
                 f"{where}: onError='quarantine' needs a stream, because a batch DataFrame has no "
@@ -284,6 +281,8 @@ class OperatorPlan:
 
     def _function(self, output: OutputRows, *, passes_watermark: bool) -> OperatorFunction:
         arguments = self.arguments
+        limits = FrameLimits.of_session(self.keyed.df.sparkSession.conf.get)
+        calls = self.mode.of_operator(self.keyed.columns, output, limits)
         quarantines = arguments.on_error is OnError.QUARANTINE
         declared = declare_states(
             arguments.processor,
@@ -318,11 +317,11 @@ class OperatorPlan:
             arguments.processor,
             descriptor,
             self.keyed.columns,
-            self._mode(self.make_mode, self.keyed.columns, output),
+            calls,
             declared.schemas,
             arguments.migrations,
-            self._broadcast_rows(),
-            self._initial_rows(output),
+            self._broadcast_rows(calls),
+            self._initial_rows(calls),
             UserSources.of(
                 arguments.processor,
                 [each for one in arguments.migrations.values() for each in (one.value, one.key)],
@@ -387,31 +386,17 @@ class OperatorPlan:
             return rows
         return function.broadcast.plan(rows, self.broadcast, tokens)
 
-    def _broadcast_rows(self) -> BroadcastRows | None:
+    def _broadcast_rows(self, calls: Calls) -> BroadcastRows | None:
         if self.broadcast is None:
             return None
         columns = InputColumns(self.broadcast.schema, (), self.keyed.columns.time_zone)
-        if self.make_mode is BatchInput:
-            columns = columns.with_exact_frames()
-        return BroadcastRows(columns, self.make_mode.form)
+        return BroadcastRows(calls.shown_columns(columns), calls.form)
 
-    def _initial_rows(self, output: OutputRows) -> InitialRows | None:
+    def _initial_rows(self, calls: Calls) -> InitialRows | None:
         if self.initial is None:
             return None
-        # The initial state comes key by key, also where rows do not.
-        make_mode = PandasInput if self.make_mode is BatchInput else self.make_mode
-        columns = self.initial.columns
-        if self.make_mode is BatchInput:
-            columns = columns.with_exact_frames()
-        return InitialRows(columns, self._mode(make_mode, columns, output))
-
-    def _mode(
-        self, make_mode: MakeInputMode, columns: InputColumns, output: OutputRows
-    ) -> InputMode:
-        if make_mode is not PandasInput:
-            return make_mode(columns, output)
-        limits = FrameLimits.of_session(self.keyed.df.sparkSession.conf.get)
-        return PandasInput(columns, output, limits)
+        mode = calls.of_initial_state(self.initial.columns)
+        return InitialRows(mode.columns, mode)
 
 
 def _named(function: SubtaskFunction, uid: str) -> Any:

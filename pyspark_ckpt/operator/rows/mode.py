@@ -1,8 +1,8 @@
-"""The interface of the ways in which a processor receives its rows; each is a module."""
+"""The interface of the modes, in which a processor receives its rows."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum, auto
 from typing import Any, Protocol
 
@@ -27,23 +27,27 @@ class Part(Protocol):
     def stored(self) -> Sequence[tuple[bytes, bytes]]:
         """Key group and encoded key of each key."""
 
-    @property
-    def keys(self) -> Sequence[tuple[Any, ...]]:
-        """The keys as the processor sees them."""
-
     def process(
         self, processor: StatefulProcessor, position: int, timer_values: TimerValues
     ) -> Iterable[Any] | None:
-        """Have the processor handle the key at a position; in batches, all keys at once."""
+        """Have the processor handle the key at a position, or all keys at once."""
 
     def sent_rows(self, position: int) -> Any:
         """Return the rows of the key at a position as they were sent."""
 
-    def initial_states(self, position: int) -> Iterator[Any]:
-        """Return what ``handleInitialState`` gets for a key, one after the other."""
-
     def newest_event_time_ms(self, position: int) -> int | None:
         """Return the newest event time of a key's rows, ``None`` without one."""
+
+
+class PartOfKeys(Part, Protocol):
+    """A part of which each key has a call."""
+
+    @property
+    def keys(self) -> Sequence[tuple[Any, ...]]:
+        """The keys as the processor sees them."""
+
+    def rows(self, position: int) -> Iterator[Any]:
+        """Return the rows of a key as its call gets them."""
 
 
 class InputMode(Protocol):
@@ -62,6 +66,12 @@ class InputMode(Protocol):
     @property
     def columns(self) -> KeyColumns[Any]:
         """The columns of the rows as they are sent."""
+
+    def timers_shown(self, processor: StatefulProcessor) -> Callable[[Any], tuple[Any, Any]] | None:
+        """Return what makes the arguments of a call for all due timers.
+
+        Returns ``None`` if the processor gets a separate call for each timer.
+        """
 
     def new_output(self) -> Output:
         """Return an empty buffer for the epoch's output."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 import pyarrow as pa
 from pyspark.sql import types as T
@@ -17,6 +18,7 @@ from pyspark_ckpt.operator.capture.capture_file import CapturedProgram
 from pyspark_ckpt.operator.capture.described import described
 from pyspark_ckpt.operator.capture.recording import SeenInput
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor, QuarantineLimits
+from pyspark_ckpt.operator.modes.calls import Calls
 from pyspark_ckpt.operator.quarantine.quarantine import Quarantine, Releases
 from pyspark_ckpt.operator.quarantine.quarantined_keys import KEYS_STATE
 from pyspark_ckpt.operator.quarantine.releases import NO_RELEASES
@@ -109,7 +111,7 @@ class OperatorFunction:
         """Return how the operator was built, for captures."""
         operator = self.descriptor
         return described(
-            self.mode,
+            cast("Calls", self.mode),  # of a query
             self.columns,
             None if self.broadcast is None else self.broadcast.columns,
             self.schemas,

@@ -17,7 +17,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import pandas as pd
 import pyarrow as pa
@@ -34,10 +34,10 @@ from pyspark_ckpt.errors import (
     StateError,
     StateValueError,
 )
-from pyspark_ckpt.operator.modes.arrow import timer_tables_of
+from pyspark_ckpt.operator.modes.calls import DueTimers
 from pyspark_ckpt.operator.quarantine.quarantine import OnError, Quarantine
 from pyspark_ckpt.operator.quarantine.quarantined_keys import RowsOfEpoch
-from pyspark_ckpt.operator.rows.mode import InputMode, Output, Part
+from pyspark_ckpt.operator.rows.mode import InputMode, Output, Part, PartOfKeys
 from pyspark_ckpt.operator.rows.output import CHUNK_ROWS
 from pyspark_ckpt.operator.rows.sent_rows import SentRows
 from pyspark_ckpt.operator.rows.sides import EpochInput
@@ -109,7 +109,7 @@ class EpochProcessing:
         self._key: Key | None = None
         self.part_under_way: Part | None = None
         self.timers_under_way: Sequence[StoredKey] = ()
-        self._timer_tables = timer_tables_of(mode, processor)
+        self._show_timers = mode.timers_shown(processor)
         self._raw = RawState(table)
         self.completed_checkpoint_id: int | None = None
         self.rows = 0
@@ -179,21 +179,21 @@ class EpochProcessing:
         self._give_states(*self._initial_part(batches))
 
     @_making_rows
-    def _initial_part(self, batches: SentRows) -> tuple[Part, Sequence[Key]]:
+    def _initial_part(self, batches: SentRows) -> tuple[PartOfKeys, Sequence[Key]]:
         assert self._initial_mode is not None  # there are rows of an initial state
         self._step = _READING
-        part = self._initial_mode.part(batches)
+        part = cast("PartOfKeys", self._initial_mode.part(batches))
         self._table.begin_part(part.stored)
         return part, part.keys
 
     @_in_user_code
     @_using_rows
-    def _give_states(self, part: Part, keys: Sequence[Key]) -> None:
+    def _give_states(self, part: PartOfKeys, keys: Sequence[Key]) -> None:
         self._step = "handleInitialState"
         for position, key in enumerate(keys):
             self._key = key
             self._table.enter(position)
-            for state in part.initial_states(position):
+            for state in part.rows(position):
                 self._processor.handleInitialState(key, state, self._timer_values)
         self._leave_key(_READING)
 
@@ -210,7 +210,11 @@ class EpochProcessing:
             return
         self.part_under_way = part
         at_once = self._mode.calls_once_per_part
-        yield from self._process_at_once(part) if at_once else self._process_by_key(part)
+        yield from (
+            self._process_at_once(part)
+            if at_once
+            else self._process_by_key(cast("PartOfKeys", part))
+        )
         self.part_under_way = None
 
     @_making_rows
@@ -260,12 +264,12 @@ class EpochProcessing:
 
     @_in_user_code
     @_using_rows
-    def _process_by_key(self, part: Part) -> Iterator[pa.RecordBatch]:
+    def _process_by_key(self, part: PartOfKeys) -> Iterator[pa.RecordBatch]:
         self._step = self._mode.method
         yield from self.output.of_calls(self._step, self._calls(part), part.stored)
         self._leave_key(_READING)
 
-    def _calls(self, part: Part) -> Iterator[Iterable[Any] | None]:
+    def _calls(self, part: PartOfKeys) -> Iterator[Iterable[Any] | None]:
         """Have the processor handle the rows of each key; a quarantine takes what it yields."""
         step, table, timer_values = self._step, self._table, self._timer_values
         needs_event_time, quarantine = self.states.ages_in_event_time, self.quarantine
@@ -325,7 +329,7 @@ class EpochProcessing:
     @_in_user_code
     def _fire(self, due: list[DueTimer]) -> Iterator[pa.RecordBatch]:
         self.timers_fired += len(due)
-        if self._timer_tables is None:
+        if self._show_timers is None:
             self._step = "handleExpiredTimer"
             keys = [timer.key for timer in due]
             self._table.begin_part(keys)
@@ -336,19 +340,20 @@ class EpochProcessing:
 
     def _fire_together(self, due: list[DueTimer]) -> Iterator[pa.RecordBatch]:
         """Fire all timers in one call."""
-        assert self._timer_tables is not None
+        assert self._show_timers is not None
         self._step = "handleExpiredTimers"
-        times_of: dict[StoredKey, list[int]] = {}
-        for timer in due:
-            times_of.setdefault(timer.key, []).append(timer.time_ms)
-        self.timers_under_way = list(times_of)
-        self._table.begin_part(self.timers_under_way)
-        keys, timers = self._timer_tables([key for _, key in times_of], list(times_of.values()))
+        timers = DueTimers(due)
+        self.timers_under_way = timers.keys
+        self._table.begin_part(timers.keys)
+        try:
+            shown = self._show_timers(timers)
+        except (ValueError, OverflowError) as exc:
+            raise self._time_not_held("the processor cannot get", exc) from exc
         # Before the call, which may register one of them again, for the next epoch.
-        self.states.timers.delete_many(*(column.to_numpy() for column in timers.columns))
+        self.states.timers.delete_many(timers.positions, timers.times_ms)
         handler: Any = self._processor
         self._table.current.is_many = True
-        call = _once(handler.handleExpiredTimers, keys, timers, self._timer_values)
+        call = _once(handler.handleExpiredTimers, *shown, self._timer_values)
         yield from self.output.of_calls(self._step, call)
         self.timers_under_way = ()
 
@@ -379,10 +384,14 @@ class EpochProcessing:
         try:
             return self._decode_key(timer.key[1])
         except (ValueError, OverflowError) as exc:
-            raise StateValueError(
-                f"{self._where}: the key of a timer has a time that Python does not have ({exc}): "
-                "handle the timers in handleExpiredTimers of an ArrowProcessor"
-            ) from exc
+            raise self._time_not_held("Python does not have", exc) from exc
+
+    def _time_not_held(self, why: str, error: Exception) -> StateValueError:
+        found: StateValueError = StateValueError(
+            f"{self._where}: the key of a timer has a time that {why} ({error}): handle the timers "
+            "in handleExpiredTimers of an ArrowProcessor"
+        )
+        return found
 
     @_in_user_code
     @observed_by(lambda self: self._attributes.during_end())

@@ -7,7 +7,7 @@ The methods of a deleted state are replaced, so other states do not check for de
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from typing import Any, NoReturn
@@ -475,6 +475,58 @@ class ProcessorHandle(StateGetters):
         positions = self.table.positions_of(keys, self._where)
         self.timers.delete_many(
             positions, self._instants("deleteTimers", len(keys), expiryTimestampsMs)
+        )
+
+    def eachKey(self, keys: pd.DataFrame | pa.Table) -> Iterator[int]:
+        """Make each of several keys the current one, one after the other.
+
+        For ``handleInputBatch``, ``handleInputArrow`` and ``handleExpiredTimers``. In a loop over
+        the result, all states and :meth:`registerTimer`, :meth:`deleteTimer` and :meth:`listTimers`
+        work as in a call for one key. Value state and timers of many keys are faster with
+        ``getMany``, ``updateMany`` and :meth:`registerTimers`.
+
+        Parameters
+        ----------
+        keys : pandas.DataFrame or pyarrow.Table
+            The keys that the method got, or some of their rows.
+
+        Yields
+        ------
+        int
+            The row of `keys` that is current: 0, 1, 2 and so on.
+
+        Raises
+        ------
+        StateUseError
+            If it is not called in a call for many keys, or in a loop over another such iterator.
+
+        Examples
+        --------
+        >>> visits = handle.getListState("visits", "city string")
+        >>> for n in handle.eachKey(keys):
+        ...     visits.appendValue(("Oslo" if n == 0 else "Rome",))
+        >>> [list(visits.get()) for n in handle.eachKey(keys)]
+        [[('Oslo',)], [('Rome',)]]
+        """
+        part, current = self.table.part, self.table.current
+        if not current.is_many or current.key_group is not None:
+            self._refuse_each_key()
+        call = replace(current)
+        try:
+            for row, position in enumerate(self.table.positions_of(keys, self._where).tolist()):
+                if self.table.part is not part:
+                    self._refuse_each_key()
+                self.table.enter(position)
+                yield row
+        finally:
+            if self.table.part is part and current.is_many:  # it may end after its call
+                current.become(call)
+
+    def _refuse_each_key(self) -> NoReturn:
+        raise StateUseError(
+            f"{self._where}: eachKey was used outside of the call that its keys are of, or in "
+            "another loop over it: use it in handleInputBatch, handleInputArrow or "
+            "handleExpiredTimers, one loop after the other"
         )
 
     def _instant(self, method: str, given: Any) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NoReturn
 
@@ -117,14 +117,13 @@ class Timers:
         self, change: Callable[[int], None], positions: Numbers, times_ms: Numbers
     ) -> None:
         current = self._table.current
-        event_time_ms, is_many = current.event_time_ms, current.is_many
+        before = replace(current)
         try:
             for position, time_ms in zip(positions.tolist(), times_ms.tolist(), strict=True):
                 self._table.enter(position)
                 change(time_ms)
         finally:
-            current.leave()
-            current.event_time_ms, current.is_many = event_time_ms, is_many
+            current.become(before)
 
     def _write_many(
         self, of_keys: Sequence[bytes], stored: _StoredTimers, value: bytes | None

@@ -35,10 +35,29 @@ class PartKeys(Sequence[StoredKey]):
         groups = fixed_width(big_endian(key_groups.astype(np.uint16)))
         order = pc.array_sort_indices(joined(groups, encoded))
         self.order: Numbers = order.to_numpy().astype(np.int64)
-        self._groups, self._encoded = groups.take(order), encoded.take(order)
+        self._set(groups.take(order), encoded.take(order))
+
+    def _set(self, groups: pa.BinaryArray, encoded: pa.BinaryArray) -> None:
+        self._groups, self._encoded = groups, encoded
         self.shown: pd.DataFrame | None = None
         self._pairs: list[StoredKey] | None = None
         self._below: tuple[bytes, list[bytes]] = b"", []
+
+    @classmethod
+    def in_given_order(cls, pairs: Sequence[StoredKey]) -> PartKeys:
+        """Return keys in the order in which they are given, rather than in that of their bytes."""
+        keys = cls.__new__(cls)
+        keys.order = np.arange(len(pairs))
+        keys._set(  # noqa: SLF001  # of this class
+            pa.array([group for group, _ in pairs], pa.binary()),
+            pa.array([encoded for _, encoded in pairs], pa.binary()),
+        )
+        return keys
+
+    @property
+    def encoded(self) -> list[bytes]:
+        """The encoded keys, without their groups."""
+        return [encoded for _, encoded in self.pairs()]
 
     def __len__(self) -> int:
         """Return the number of keys."""

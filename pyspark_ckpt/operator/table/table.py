@@ -53,6 +53,11 @@ class CurrentKey:
         """Whether the processor works on no key."""
         return self.key_group is None and not self.is_many
 
+    def become(self, other: CurrentKey) -> None:
+        """Become the key, or the call for many keys, that `other` is."""
+        self.key_group, self.key, self.position = other.key_group, other.key, other.position
+        self.event_time_ms, self.is_many = other.event_time_ms, other.is_many
+
     def leave(self) -> None:
         """Leave the key, or the keys: none is current."""
         self.key_group, self.key, self.event_time_ms, self.is_many = None, b"", None, False
@@ -117,6 +122,11 @@ class StateTable:
         """Number of reads that did not ask the backend."""
         return self.reads - self._missed
 
+    @property
+    def part(self) -> Sequence[tuple[bytes, bytes]]:
+        """The keys of the part that the processor works on."""
+        return self._keys
+
     def begin_part(self, keys: Sequence[tuple[bytes, bytes]]) -> None:
         """Continue with another part of the epoch's keys."""
         self._keys = keys
@@ -135,7 +145,8 @@ class StateTable:
         except TypeError:
             raise StateUseError(
                 "keyed state was used outside a key: use it in handleInputRows, "
-                "handleExpiredTimer or handleInitialState, not in init or handleBroadcastRows"
+                "handleExpiredTimer or handleInitialState, or in a loop over eachKey(keys) of the "
+                "handle in a call for many keys, not in init or handleBroadcastRows"
             ) from None
 
     def positions_of(self, keys: pd.DataFrame | pa.Table, where: str) -> Numbers:

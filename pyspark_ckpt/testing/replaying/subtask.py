@@ -17,11 +17,10 @@ from pyspark_ckpt.errors import HarnessUseError
 from pyspark_ckpt.formats.handle import EMPTY_VERSION, Handle, StateDescriptor
 from pyspark_ckpt.migration import Migration
 from pyspark_ckpt.operator.capture.capture_file import CapturedEpoch, Released
-from pyspark_ckpt.operator.capture.described import columns_of, mode_of
+from pyspark_ckpt.operator.capture.described import calls_of, columns_of
 from pyspark_ckpt.operator.capture.recording import EpochRecorder, key_of, stored_entries, times_of
 from pyspark_ckpt.operator.descriptor import OnError, OperatorDescriptor
-from pyspark_ckpt.operator.modes.arrow import ArrowProcessor
-from pyspark_ckpt.operator.modes.batches import BatchInput, BatchProcessor
+from pyspark_ckpt.operator.modes.mode import MODES, modes_of_class
 from pyspark_ckpt.operator.plan.declared import copy_as_sent, no_instance
 from pyspark_ckpt.operator.quarantine.quarantined_keys import KEYS_STATE, QuarantinedKey, comparable
 from pyspark_ckpt.operator.quarantine.releases import EVERY_KEY, ReleasedKeys
@@ -51,7 +50,6 @@ from state_backends import StateBackend, in_parts, open_backend
 
 _ENTRIES_AT_ONCE = 10_000
 _BYTES_AT_ONCE = 8 << 20
-_KINDS: Mapping[str, type] = {"batches": BatchProcessor, "arrow": ArrowProcessor}
 Entries = dict[bytes, bytes]
 
 
@@ -253,7 +251,7 @@ def _function(
     handle, program = epoch.handle, epoch.program
     _check_kind(processor, program.mode, epoch.uid)
     columns = columns_of(program.columns)
-    mode = mode_of(program, columns, epoch.uid)
+    calls = calls_of(program, columns, epoch.uid)
     schemas = ParsedSchemas()
     schemas.update({text: struct_type(schema) for text, schema in program.schemas.items()})
     descriptor = OperatorDescriptor(
@@ -266,15 +264,13 @@ def _function(
     )
     broadcast = None
     if program.broadcast is not None:
-        side = columns_of(program.broadcast)
-        if isinstance(mode, BatchInput):
-            side = side.with_exact_frames()
-        broadcast = BroadcastRows(side, mode.form)
+        side = calls.shown_columns(columns_of(program.broadcast))
+        broadcast = BroadcastRows(side, calls.form)
     function = OperatorFunction(
         copy_as_sent(processor, epoch.uid),
         descriptor,
         columns,
-        mode,
+        calls,
         schemas,
         migrations,
         broadcast,
@@ -287,12 +283,11 @@ def _function(
 def _check_kind(processor: StatefulProcessor, mode: str, uid: str) -> None:
     if not isinstance(processor, StatefulProcessor):
         raise HarnessUseError(f"operator {uid!r}: {no_instance(processor, StatefulProcessor)}")
-    for name, kind in _KINDS.items():
-        if isinstance(processor, kind) != (mode == name):
-            raise HarnessUseError(
-                f"operator {uid!r} was captured with rows handed over as {mode}, which does not "
-                f"fit {type(processor).__name__}: give a processor of the same kind"
-            )
+    if mode in MODES and MODES[mode] not in modes_of_class(processor):
+        raise HarnessUseError(
+            f"operator {uid!r} was captured with rows handed over as {mode}, which does not "
+            f"fit {type(processor).__name__}: give a processor of the same kind"
+        )
 
 
 def _shape(states: Iterable[StateDescriptor]) -> list[tuple[object, ...]]:

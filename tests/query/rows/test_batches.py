@@ -131,6 +131,21 @@ class BatchAlarm(BatchProcessor):
         yield pd.DataFrame({"k": [key[0]], "what": "fired", "v": fired - ORIGIN_MS})
 
 
+class BatchAlarms(BatchAlarm):
+    """The same for all timers at once."""
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Any:
+        raise AssertionError("it is called timer by timer")
+
+    def handleExpiredTimers(
+        self, keys: pd.DataFrame, timers: pd.DataFrame, timerValues: Any
+    ) -> Iterator[pd.DataFrame]:
+        assert timers.index.tolist() == keys.index.tolist()
+        assert self.last.getMany(keys)["v"].tolist() == timers["time_ms"].tolist()
+        self.last.clearMany(keys)
+        yield keys.assign(what="fired", v=timers["time_ms"] - ORIGIN_MS)
+
+
 class Keys(BatchProcessor):
     """Yields the keys as they come."""
 
@@ -160,10 +175,11 @@ def test_long_keys_beside_a_null_keep_their_digits(job: Job, numbers: list[int])
 
 
 @pytest.mark.further
-def test_timers(job: Job, tmp_path: Path) -> None:
+@pytest.mark.parametrize("processor", [BatchAlarm, BatchAlarms])
+def test_timers(job: Job, tmp_path: Path, processor: type[BatchProcessor]) -> None:
     """A BatchProcessor sets and deletes timers of many keys; they fire once, after a restart."""
     feed = timed_feed(tmp_path / "timed")
-    job = job.but(feed=feed, processor=BatchAlarm, output="k string, what string, v long")
+    job = job.but(feed=feed, processor=processor, output="k string, what string, v long")
     job = job.but(method="transformWithStateInBatches", time_mode="EventTime", watermark="ts")
     keys = [f"k{i}" for i in range(8)]
     feed.add([(k, 10 + i, at(0)) for i, k in enumerate(keys)])

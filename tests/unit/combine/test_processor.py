@@ -26,7 +26,7 @@ from pyspark_ckpt.combine.aggregates import (
 from pyspark_ckpt.combine.combination import Aggregates
 from pyspark_ckpt.combine.plan import CombiningProcessor
 from pyspark_ckpt.errors import StateValueError
-from pyspark_ckpt.operator.modes.arrow import ArrowOutput
+from pyspark_ckpt.operator.modes.output import ArrowOutput
 from pyspark_ckpt.operator.rows.output import OutputRows
 from pyspark_ckpt.values.arrow import arrow_type
 from tests.unit.operator.subtask_epochs import IN_MEMORY, SubtaskEpochs, heap_epochs

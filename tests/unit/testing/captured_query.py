@@ -14,7 +14,6 @@ from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.formats.layout import CHECKPOINTS_DIRECTORY
 from pyspark_ckpt.formats.location_files import RolledBack
 from pyspark_ckpt.formats.modes import TimeMode
-from pyspark_ckpt.operator.capture.described import MODES
 from pyspark_ckpt.operator.capture.recording import times_of
 from pyspark_ckpt.operator.capture.writing import EpochOfTask, WrittenEpoch, WrittenFailure
 from pyspark_ckpt.operator.descriptor import (
@@ -25,6 +24,7 @@ from pyspark_ckpt.operator.descriptor import (
     code_fingerprint,
     processor_name,
 )
+from pyspark_ckpt.operator.modes.mode import MODES
 from pyspark_ckpt.operator.plan.declared import copy_as_sent
 from pyspark_ckpt.operator.quarantine.quarantine import Releases
 from pyspark_ckpt.operator.quarantine.releases import EVERY_KEY, NO_RELEASES, ReleasedKeys
@@ -87,7 +87,7 @@ class CapturedQuery:
         self.root = root
         self.columns = InputColumns(parse_schema(schema), ["k"])
         self.rules = InputColumns(parse_schema(RULES), [])
-        self.mode = MODES[mode](self.columns, OutputRows(parse_schema(output), "op"))
+        self.mode = MODES[mode].of_operator(self.columns, OutputRows(parse_schema(output), "op"))
         self.quarantined = QuarantinedRows(self.columns)
         self.broadcast = BroadcastRows(self.rules, self.mode.form)
         self.schemas = ParsedSchemas()

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from pyspark.sql import Row
 from pyspark.sql.streaming import StatefulProcessor
 
-from pyspark_ckpt import ArrowProcessor
+from pyspark_ckpt import ArrowProcessor, BatchProcessor
 from pyspark_ckpt.errors import HarnessUseError, ProcessorError
 from pyspark_ckpt.formats.modes import TimeMode
 from pyspark_ckpt.testing import replay
@@ -138,7 +139,34 @@ class DividesTables(ArrowProcessor):
         pass
 
 
-@pytest.mark.parametrize(("mode", "kind"), [("rows", Divides), ("arrow", DividesTables)])
+class DividesFrames(BatchProcessor):
+    """The same in frames."""
+
+    def init(self, handle: Any) -> None:
+        self.handle = handle
+        self.total = handle.getValueState("total", "n long")
+
+    def handleInputBatch(
+        self, keys: pd.DataFrame, rows: pd.DataFrame, timerValues: Any
+    ) -> Iterator[Any]:
+        n = self.total.getMany(keys)["n"].fillna(0) + rows.groupby(level=0)["v"].sum()
+        self.total.updateMany(keys, n.to_frame("n"))
+        self.handle.registerTimers(keys, [MINUTE_MS] * len(keys))
+        return iter(())
+
+    def handleExpiredTimers(
+        self, keys: pd.DataFrame, timers: pd.DataFrame, timerValues: Any
+    ) -> Iterator[Any]:
+        yield keys.assign(n=[100 // (n - 10) for n in map(int, self.total.getMany(keys)["n"])])
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("mode", "kind"),
+    [("rows", Divides), ("batches", DividesFrames), ("arrow", DividesTables)],
+)
 def test_a_timer_that_raises_is_captured_with_its_keys_rows(
     captured: Query, mode: str, kind: type
 ) -> None:
@@ -150,7 +178,7 @@ def test_a_timer_that_raises_is_captured_with_its_keys_rows(
     (file,) = query.files()
     with pytest.raises(ProcessorError, match=r"(?i)divi") as again:
         replay(file, kind())
-    step = "handleExpiredTimer" + ("s" if mode == "arrow" else "")
+    step = "handleExpiredTimer" + ("" if mode == "rows" else "s")
     assert step in str(caught.value)
     assert step in str(again.value)
 

@@ -4,7 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from pyspark.sql import types as T
-from pyspark_ckpt.operator.values.transport import Transport
+from pyspark_ckpt.operator.values.transport import (Transport)
 
 from pyspark_ckpt.values.given import cast
 from pyspark_ckpt.values.shown import shown_column

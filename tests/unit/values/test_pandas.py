@@ -15,9 +15,9 @@ from pyspark.sql import types as T
 from pyspark.sql.conversion import ArrowArrayToPandasConversion
 from pyspark.sql.pandas.types import to_arrow_type
 from pyspark_ckpt.operator.values.json import json_writer
-from pyspark_ckpt.operator.values.sent_columns import in_arrow
+from pyspark_ckpt.operator.values.sent_columns import (in_arrow)
 
-from pyspark_ckpt.operator.modes.pandas import PandasOutput
+from pyspark_ckpt.operator.modes.output import PandasOutput
 from pyspark_ckpt.operator.rows.input import InputColumns
 from pyspark_ckpt.operator.rows.output import OutputRows
 from pyspark_ckpt.values.arrow import arrow_type

@@ -13,8 +13,7 @@ from pyspark.sql import Row
 from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import StateValueError
-from pyspark_ckpt.operator.modes.arrow import ArrowOutput
-from pyspark_ckpt.operator.modes.rows import RowsOutput
+from pyspark_ckpt.operator.modes.output import ArrowOutput, RowsOutput
 from pyspark_ckpt.operator.rows.output import OutputRows
 from pyspark_ckpt.values.arrow import arrow_array
 from pyspark_ckpt.values.codec import TupleCodec

@@ -11,7 +11,7 @@ import pytest
 
 import pyspark_ckpt as ckpt
 from pyspark_ckpt.errors import ProcessorError, StateUseError
-from pyspark_ckpt.operator.modes.arrow import ArrowInput
+from pyspark_ckpt.operator.modes.mode import ARROW
 from pyspark_ckpt.operator.rows.output import OutputRows
 from pyspark_ckpt.operator.rows.sides import EpochInput
 from pyspark_ckpt.operator.run import processing
@@ -71,7 +71,7 @@ class Subtask:
         epochs = self.epochs
         handle = epochs.begin()
         epochs.leave_key()
-        mode = ArrowInput(COLUMNS, OutputRows(OUTPUT, "u"))
+        mode = ARROW.of_operator(COLUMNS, OutputRows(OUTPUT, "u"))
         self.run_ = EpochProcessing(
             processor, epochs.table, handle, epochs.clock, mode, COLUMNS.decode_key,
             f"operator 'u', subtask 0, epoch {epochs.number}",

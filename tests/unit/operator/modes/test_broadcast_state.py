@@ -10,19 +10,13 @@ from pyspark.sql import Row
 
 import pyspark_ckpt as ckpt
 from pyspark_ckpt.errors import StateUseError
-from pyspark_ckpt.operator.modes.arrow import ArrowInput
-from pyspark_ckpt.operator.modes.batches import BatchInput
-from pyspark_ckpt.operator.modes.pandas import PandasInput
-from pyspark_ckpt.operator.modes.rows import RowsInput
+from pyspark_ckpt.operator.modes.mode import MODES
 from pyspark_ckpt.operator.rows.output import OutputRows
 from pyspark_ckpt.operator.rows.sides import EpochInput
 from pyspark_ckpt.operator.run.processing import EpochProcessing
 from tests.unit.operator.run.logged_processor import COLUMNS, OUTPUT, frame_of
 from tests.unit.operator.subtask_epochs import NUMBER, TEXT, SubtaskEpochs
 
-MODES: dict[str, Any] = {
-    "rows": RowsInput, "pandas": PandasInput, "batches": BatchInput, "arrow": ArrowInput,
-}  # fmt: skip
 CHANGES: dict[str, Callable[[Any], None]] = {
     "updateValue": lambda rules: rules.updateValue(("x",), (2,)),
     "removeKey": lambda rules: rules.removeKey(("x",)),
@@ -83,10 +77,10 @@ def run(epochs: SubtaskEpochs, mode: Any, processor: Changes) -> dict[Any, Any]:
     epochs.set_time(1000)
     handle = epochs.begin()
     epochs.leave_key()
-    of_mode = mode(COLUMNS, OutputRows(OUTPUT, "u"))
+    calls = mode.of_operator(COLUMNS, OutputRows(OUTPUT, "u"))
     processing = EpochProcessing(
-        processor, epochs.table, handle, epochs.clock, of_mode, COLUMNS.decode_key,
-        "operator 'u'", initial_mode=of_mode,
+        processor, epochs.table, handle, epochs.clock, calls, COLUMNS.decode_key,
+        "operator 'u'", initial_mode=calls.of_initial_state(COLUMNS),
     )  # fmt: skip
     rows = EpochInput(
         [[frame_of([("a", 1)])]], initial=[frame_of([("b", 2)])], broadcast=iter([Row(s="x")])

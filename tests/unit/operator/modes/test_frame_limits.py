@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pyspark_ckpt.operator.modes.pandas import FrameLimits
+from pyspark_ckpt.operator.modes.views import FrameLimits
 
 ROWS = 100
 SIZE_BYTES = 16 * ROWS

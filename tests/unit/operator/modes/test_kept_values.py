@@ -13,9 +13,8 @@ from pyspark.sql import Row
 from pyspark.sql import types as T
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
-from pyspark_ckpt.operator.modes.arrow import ArrowOutput
 from pyspark_ckpt.operator.modes.kept_values import kept
-from pyspark_ckpt.operator.modes.rows import RowsOutput
+from pyspark_ckpt.operator.modes.output import ArrowOutput, RowsOutput
 from pyspark_ckpt.operator.rows.output import OutputRows
 from pyspark_ckpt.testing import ProcessorHarness
 

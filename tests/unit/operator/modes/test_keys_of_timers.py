@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import datetime
 import math
 from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any
 
+import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
@@ -15,7 +17,7 @@ from pyspark_ckpt.operator.values.json import json_writer
 
 import pyspark_ckpt as ckpt
 from pyspark_ckpt.errors import StateValueError
-from pyspark_ckpt.operator.modes.arrow import ArrowInput
+from pyspark_ckpt.operator.modes.mode import modes_of_class
 from pyspark_ckpt.operator.rows.input import InputColumns
 from pyspark_ckpt.operator.rows.output import OutputRows
 from pyspark_ckpt.operator.rows.sides import EpochInput
@@ -44,10 +46,34 @@ SENT: list[tuple[T.DataType, str, Sequence[Any]]] = [
     (T.BinaryType(), "UTC", [b"", b"\x00\xff", None]),
     (T.DecimalType(38, 18), "UTC", [Decimal("1.5"), Decimal("-0.000000000000000001"), None]),
 ]
+EARLY_US = 1_699_162_200_000_000
+"""The first 01:30 of two in New York."""
+NOON = datetime.datetime(2023, 11, 14, 12, tzinfo=datetime.timezone.utc)
+NOT_IN_PANDAS = (FOREVER_DAYS, -FOREVER_DAYS, 2_932_897, "0001-01-01 00:00:00.5")
 NESTED: list[tuple[T.DataType, str, Sequence[Any]]] = [
     (PAIR, "UTC", [(1, "x"), (None, None)]),
     (LIST, "UTC", [[], [0.5, None]]),
 ]
+
+
+class Frames(ckpt.BatchProcessor):
+    """Keeps the keys that come with rows, and those that come with timers."""
+
+    def init(self, handle: Any) -> None:
+        self.handle = handle
+        self.place = handle.getValueState("place", NUMBER)
+
+    def handleInputBatch(self, keys: Any, rows: Any, timerValues: Any) -> None:
+        self.came = keys
+        self.place.updateMany(keys, pd.DataFrame({"n": keys.index}))
+        self.handle.registerTimers(keys, [40] * len(keys))
+
+    def handleExpiredTimers(self, keys: Any, timers: Any, timerValues: Any) -> None:
+        self.fired = keys
+        self.places = self.place.getMany(keys)["n"]
+
+    def close(self) -> None:
+        pass
 
 
 class Keys(ckpt.ArrowProcessor):
@@ -76,13 +102,14 @@ TRAVELS_AS: dict[type[T.DataType], T.DataType] = {
     T.TimestampNTZType: T.StringType(),
     T.StructType: T.StringType(),
     T.ArrayType: T.StringType(),
+    T.DayTimeIntervalType: T.StringType(),
 }
 
 
 def rows_of(kind: T.DataType, values: Sequence[Any]) -> tuple[T.StructType, pa.RecordBatch]:
     """Rows whose key is in the form that the plan gives it."""
     schema = T.StructType([T.StructField("k", kind), T.StructField("n", T.LongType())])
-    if isinstance(kind, T.StructType | T.ArrayType):
+    if isinstance(kind, T.StructType | T.ArrayType | T.DayTimeIntervalType):
         values = list(map(json_writer(kind), values))
     key = T.StructField("k", TRAVELS_AS.get(type(kind), kind))
     return schema, frame(T.StructType([key, schema["n"]]), [(value, 1) for value in values])
@@ -90,7 +117,7 @@ def rows_of(kind: T.DataType, values: Sequence[Any]) -> tuple[T.StructType, pa.R
 
 def run(
     epochs: SubtaskEpochs,
-    processor: ckpt.ArrowProcessor,
+    processor: ckpt.ArrowProcessor | ckpt.BatchProcessor,
     kind: T.DataType,
     values: Sequence[Any],
     zone: str = "UTC",
@@ -101,9 +128,10 @@ def run(
     epochs.set_time(1000)
     handle = epochs.begin()
     epochs.leave_key()
-    mode = ArrowInput(columns, OutputRows(NUMBER, "u"))
+    (mode,) = modes_of_class(processor)
+    calls = mode.of_operator(columns, OutputRows(NUMBER, "u"))
     processing = EpochProcessing(
-        processor, epochs.table, handle, epochs.clock, mode, columns.decode_key, "operator 'u'"
+        processor, epochs.table, handle, epochs.clock, calls, columns.decode_key, "operator 'u'"
     )
     try:
         list(processing.run(lambda: EpochInput([[batch]]), 1))
@@ -129,6 +157,44 @@ def test_keys_are_those_of_the_rows(
         assert processor.fired.equals(processor.came)
     if pa.types.is_timestamp(processor.came.schema.field("k").type) and zone == "UTC":
         assert set(pc.cast(processor.fired.column("k"), pa.int64()).to_pylist()) == set(values)
+
+
+IN_FRAMES: list[tuple[T.DataType, str, Sequence[Any]]] = [
+    *((kind, zone, values) for kind, zone, values in SENT if not isinstance(kind, T.TimestampType)),
+    (T.TimestampType(), "UTC", [-1, 0, None]),
+    (T.TimestampType(), "America/New_York", [EARLY_US, EARLY_US + 3_600_000_000]),  # 01:30 twice
+    (T.TimestampType(), "Asia/Tokyo", [EARLY_US + 1]),
+    (T.TimestampNTZType(), "Asia/Tokyo", ["2020-03-29 02:30:00", "1700-01-01 00:00:00.5", None]),
+    (T.LongType(), "UTC", [1, -2]),
+    (T.BooleanType(), "UTC", [True, False]),
+    (T.DateType(), "UTC", [-719_162, 0, 2_932_896, None]),
+    (T.DayTimeIntervalType(), "UTC", [datetime.timedelta(days=-1, microseconds=3), None]),
+    *NESTED,
+    (T.ArrayType(T.LongType()), "UTC", [[], [1, 2], None]),
+    (T.ArrayType(T.ArrayType(T.LongType())), "UTC", [[], [[1], []]]),
+    (T.ArrayType(T.StringType()), "UTC", [["x"]]),
+    (T.StructType().add("at", T.TimestampType()), "Asia/Tokyo", [(NOON,)]),
+    (T.ArrayType(T.TimestampType()), "Asia/Tokyo", [[NOON], []]),
+    (T.ArrayType(T.TimestampNTZType()), "Asia/Tokyo", [[NOON.replace(tzinfo=None)]]),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "zone", "values"), IN_FRAMES, ids=lambda v: str(v)[:40].replace("\n", "")
+)
+def test_frames_of_keys_are_those_of_the_rows(
+    subtask_epochs: SubtaskEpochs, kind: T.DataType, zone: str, values: Sequence[Any]
+) -> None:
+    if isinstance(kind, T.DateType) or (isinstance(kind, T.TimestampNTZType) and len(values) == 3):
+        values = [value for value in values if value not in NOT_IN_PANDAS]
+    processor = Frames()
+    run(subtask_epochs, processor, kind, values, zone)
+    assert len(processor.came) == len(values)
+    pd.testing.assert_frame_equal(processor.fired, processor.came)
+    assert processor.places.tolist() == list(range(len(values)))
+    for fired, came in zip(processor.fired["k"], processor.came["k"], strict=True):
+        assert type(fired) is type(came)
+        assert repr(fired) == repr(came)
 
 
 def test_one_by_one_such_a_key_is_an_error_that_says_what_to_do(

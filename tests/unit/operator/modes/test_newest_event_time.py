@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pyarrow as pa
 import pytest
 from pyspark.sql import types as T
-from pyspark_ckpt.operator.values.transport import MASK
+from pyspark_ckpt.operator.values.transport import (MASK)
 
-from pyspark_ckpt.operator.modes.arrow import ArrowPart
-from pyspark_ckpt.operator.modes.batches import BatchPart
-from pyspark_ckpt.operator.modes.pandas import PandasPart
-from pyspark_ckpt.operator.modes.rows import RowsPart
+from pyspark_ckpt.operator.modes.mode import MODES, Mode
 from pyspark_ckpt.operator.rows.input import KEY_GROUP, InputColumns
+from pyspark_ckpt.operator.rows.output import OutputRows
 from pyspark_ckpt.operator.time import NEVER_LATE, WATERMARK_DELAY
 
-BY_KEY: list[Callable[..., Any]] = [RowsPart, PandasPart]
-ALL_KEYS: list[Callable[..., Any]] = [BatchPart, ArrowPart]
+OUTPUT = OutputRows(T.StructType([T.StructField("k", T.LongType())]), "u")
+EVERY = pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
 
 EARLY, LATE = 1699163400_000000, 1699164600_000000
 """01:50 and, twenty minutes later, 01:10 in New York."""
@@ -58,26 +53,28 @@ ROWS = [
 ]
 
 
-@pytest.mark.parametrize("make", [*BY_KEY, *ALL_KEYS])
+@EVERY
 @pytest.mark.parametrize(("times", "newest"), ROWS)
 def test_it_is_the_greatest_time_that_was_sent(
-    make: Callable[..., Any], times: list[int | None], newest: int | None
+    mode: Mode, times: list[int | None], newest: int | None
 ) -> None:
-    part = make(columns_of(), [sent(*[(1, at) for at in times])])
+    part = mode.of_operator(columns_of(), OUTPUT).part([sent(*[(1, at) for at in times])])
     assert part.newest_event_time_ms(0) == newest
 
 
-def test_each_key_has_its_own() -> None:
+@EVERY
+def test_each_call_has_its_own(mode: Mode) -> None:
     every = [(key, at) for key, (times, _) in enumerate(ROWS) for at in times]
-    for make in BY_KEY:
-        part = make(columns_of(), [sent(*every[::2]), sent(*every[1::2])])
+    batches = [sent(*every[::2]), sent(*every[1::2])]
+    part = mode.of_operator(columns_of(), OUTPUT).part(batches)
+    if mode.has_key_calls:
         found = [part.newest_event_time_ms(position) for position in range(len(ROWS))]
         assert found == [newest for _, newest in ROWS]
-    for make in ALL_KEYS:
-        assert make(columns_of(), [sent(*every)]).newest_event_time_ms(0) == LATE // 1000
+    else:
+        assert part.newest_event_time_ms(0) == LATE // 1000
 
 
-@pytest.mark.parametrize("make", [*BY_KEY, *ALL_KEYS])
-def test_without_a_watermark_there_is_none(make: Callable[..., Any]) -> None:
-    part = make(columns_of(with_time=False), [sent((1, EARLY))])
+@EVERY
+def test_without_a_watermark_there_is_none(mode: Mode) -> None:
+    part = mode.of_operator(columns_of(with_time=False), OUTPUT).part([sent((1, EARLY))])
     assert part.newest_event_time_ms(0) is None

@@ -12,10 +12,8 @@ from pyspark.sql import Row
 from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import StateValueError
-from pyspark_ckpt.operator.modes import arrow
-from pyspark_ckpt.operator.modes.arrow import ArrowOutput
-from pyspark_ckpt.operator.modes.pandas import PandasOutput
-from pyspark_ckpt.operator.modes.rows import RowsOutput
+from pyspark_ckpt.operator.modes import output as outputs
+from pyspark_ckpt.operator.modes.output import ArrowOutput, PandasOutput, RowsOutput
 from pyspark_ckpt.operator.rows.mode import Output
 from pyspark_ckpt.operator.rows.output import CHUNK_ROWS, OutputRows
 
@@ -143,7 +141,7 @@ def test_wrong_output_is_refused_as_in_one_step(kind: Callable[..., Output], wro
 
 @pytest.mark.parametrize("sizes", [[1] * 300, [900, *[1] * 50], [*[1] * 50, 900], [900] * 3, [900]])
 def test_a_large_table_leaves_in_pieces(monkeypatch: pytest.MonkeyPatch, sizes: list[int]) -> None:
-    monkeypatch.setattr(arrow, "PIECE_BYTES", 1000)
+    monkeypatch.setattr(outputs, "PIECE_BYTES", 1000)
     texts = [str(n % 10) * size for n, size in enumerate(sizes)]
     table = pa.table({"n": range(len(sizes)), "text": texts})
     taken = list(batches_of(ArrowOutput(OutputRows(SCHEMA, "u")), [table, table]))
@@ -156,7 +154,7 @@ def test_small_tables_leave_before_they_are_too_large_together(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One column of texts cannot have 2 GB."""
-    monkeypatch.setattr(arrow, "PIECE_BYTES", 1000)
+    monkeypatch.setattr(outputs, "PIECE_BYTES", 1000)
     tables = [pa.table({"n": [n], "text": [str(n % 10) * 600]}) for n in range(50)]
     output = ArrowOutput(OutputRows(SCHEMA, "u"))
     for calls in ([tables], [[table] for table in tables]):

@@ -16,7 +16,8 @@ from pyspark.sql import types as T
 from pyspark.sql.pandas.types import _create_converter_from_pandas
 
 from pyspark_ckpt.errors import StateValueError
-from pyspark_ckpt.operator.modes.pandas import FrameIndexes, PandasOutput
+from pyspark_ckpt.operator.modes.output import PandasOutput
+from pyspark_ckpt.operator.modes.views import FrameIndexes
 from pyspark_ckpt.operator.rows.output import OutputRows
 from pyspark_ckpt.values.arrow import arrow_type
 from tests.unit.operator.spark_values import struct

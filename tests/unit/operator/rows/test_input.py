@@ -17,10 +17,11 @@ from pyarrow.lib import string_to_tzinfo
 from pyspark.sql import Row
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_type
-from pyspark_ckpt.operator.values.transport import MASK
+from pyspark_ckpt.operator.values.transport import (MASK)
 
 from pyspark_ckpt.errors import NotBuiltYetError, PlanError
-from pyspark_ckpt.operator.modes.rows import RowsPart
+from pyspark_ckpt.operator.modes.calls import KeyedPart
+from pyspark_ckpt.operator.modes.views import RowView
 from pyspark_ckpt.operator.rows.input import KEY_GROUP, TOKEN, InputColumns
 from pyspark_ckpt.values.shown import ValueNotHeldError
 from pyspark_ckpt.values.spark import sent_type
@@ -76,7 +77,7 @@ def frame(schema: T.StructType, rows: Sequence[tuple[Any, ...]], *groups: int) -
 
 def grouped(columns: InputColumns, *frames: pa.RecordBatch) -> dict[Any, tuple[int, list[Row]]]:
     """Return key group and rows of each key, in the order in which the keys first came."""
-    part = RowsPart(columns, list(frames))
+    part = KeyedPart(RowView(), columns, list(frames))
     found = {
         key: (int.from_bytes(group, "big"), list(part.rows(place)))
         for place, (key, (group, _)) in enumerate(zip(part.keys, part.stored, strict=True))
@@ -87,7 +88,7 @@ def grouped(columns: InputColumns, *frames: pa.RecordBatch) -> dict[Any, tuple[i
 
 def received(schema: T.StructType, *rows: tuple[Any, ...]) -> list[Row]:
     """Return all rows as the processor gets them, keyed by the first column."""
-    part = RowsPart(InputColumns(schema, [schema.names[0]]), [frame(schema, rows)])
+    part = KeyedPart(RowView(), InputColumns(schema, [schema.names[0]]), [frame(schema, rows)])
     return [row for place in range(len(part.keys)) for row in part.rows(place)]
 
 
@@ -186,7 +187,7 @@ def test_each_key_gets_its_own_rows_however_many_and_in_any_order() -> None:
     chance.shuffle(keys)
     rows = [(key, None if place % 7 == 0 else str(place)) for place, key in enumerate(keys)]
     wanted = {(key,): [row for row in rows if row[0] == key] for key in range(len(counts))}
-    part = RowsPart(InputColumns(schema, ["f0"]), [frame(schema, rows)])
+    part = KeyedPart(RowView(), InputColumns(schema, ["f0"]), [frame(schema, rows)])
     in_order = list(range(len(part.keys)))
     backwards = in_order[::-1]
     at_random = chance.choices(in_order, k=100)  # some are asked for again
@@ -240,7 +241,7 @@ def test_the_key_of_a_timer_is_a_row_of_the_same_values(
 ) -> None:
     columns = InputColumns(schema_of(T.StringType(), kind), ["f1", "f0"])
     rows = [("x", value) for value in values]
-    part = RowsPart(columns, [frame(columns.schema, rows)])
+    part = KeyedPart(RowView(), columns, [frame(columns.schema, rows)])
     assert len(part.keys) == len(values)
     for shown, (_, encoded) in zip(part.keys, part.stored, strict=True):
         key = columns.decode_key(encoded)

@@ -17,7 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import types as T
 
-from pyspark_ckpt.operator.modes.rows import RowsPart
+from pyspark_ckpt.operator.modes.calls import KeyedPart
+from pyspark_ckpt.operator.modes.views import RowView
 from pyspark_ckpt.operator.rows.input import KEY_GROUP, InputColumns
 from pyspark_ckpt.operator.rows.parts import InputParts
 from pyspark_ckpt.operator.rows.sent_rows import bytes_as_objects
@@ -71,7 +72,7 @@ def parts_of(directory: Path, limit_bytes: int, groups: range = GROUPS) -> Input
 
 def rows_of(frames: list[pa.RecordBatch]) -> list[str]:
     """Return rows as the processor sees them, in order, exact to the last bit."""
-    part = RowsPart(COLUMNS, frames)
+    part = KeyedPart(RowView(), COLUMNS, frames)
     return [repr(tuple(row)) for place in range(len(part.keys)) for row in part.rows(place)]
 
 
@@ -227,7 +228,7 @@ def test_any_rows_come_back(
     parts = InputParts(range(10), limit_bytes, directory)
     found: dict[int, list[str]] = {}
     for part in parts.split(iter(frames)):
-        keyed = RowsPart(columns, part)
+        keyed = KeyedPart(RowView(), columns, part)
         for place, (key,) in enumerate(keyed.keys):
             assert key not in found
             found[key] = [repr(row.f1) for row in keyed.rows(place)]

@@ -11,7 +11,7 @@ from pyspark.sql import Row
 from pyspark.sql import types as T
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
-from pyspark_ckpt.operator.modes.rows import RowsInput
+from pyspark_ckpt.operator.modes.mode import ROWS
 from pyspark_ckpt.operator.rows.input import InputColumns
 from pyspark_ckpt.operator.rows.output import OutputRows
 from pyspark_ckpt.operator.rows.sides import EpochInput
@@ -104,7 +104,7 @@ class Subtask:
         epochs = self.epochs
         handle = epochs.begin()
         epochs.leave_key()
-        mode = RowsInput(COLUMNS, OutputRows(OUTPUT, "u"))
+        mode = ROWS.of_operator(COLUMNS, OutputRows(OUTPUT, "u"))
         run = EpochProcessing(
             processor, epochs.table, handle, epochs.clock, mode, COLUMNS.decode_key,
             f"operator 'u', subtask 0, epoch {epochs.number}",

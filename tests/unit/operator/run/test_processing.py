@@ -12,7 +12,9 @@ from pyspark.sql import Row
 
 from pyspark_ckpt.errors import StateError, StateValueError
 from pyspark_ckpt.formats.modes import TimeMode
-from pyspark_ckpt.operator.modes.rows import RowsInput, RowsOutput
+from pyspark_ckpt.operator.modes.calls import KeyedPart
+from pyspark_ckpt.operator.modes.output import RowsOutput
+from pyspark_ckpt.operator.modes.views import RowView
 from pyspark_ckpt.operator.rows.output import CHUNK_ROWS, OutputRows
 from pyspark_ckpt.operator.rows.parts import InputParts
 from pyspark_ckpt.operator.run import observers, processing
@@ -103,7 +105,7 @@ def test_the_time_of_an_epoch_is_divided_into_reading_user_code_and_writing(
             return super().take()
 
     monkeypatch.setattr(observers, "perf_counter_ns", lambda: clock_ns)
-    monkeypatch.setattr(RowsInput, "new_output", lambda _: Slow(OutputRows(OUTPUT, "u")))
+    monkeypatch.setattr(RowView, "new_output", lambda *_: Slow(OutputRows(OUTPUT, "u")))
     subtask.run(Logged(handleInputRows=lambda *_: passes(100), close=lambda _: passes(1)), parts())
     took = {phase: subtask.laps.milliseconds(phase) for phase in Phase}
     assert took == {Phase.READ: 14, Phase.USER: 301, Phase.WRITE: 40}
@@ -280,7 +282,7 @@ def test_entries_age_by_the_newest_row_of_their_key(subtask: Subtask) -> None:
         subtask.epochs.set_time(watermark_ms, TimeMode.EVENT_TIME)
         handle = subtask.epochs.begin()
         state = handle.getValueState("aged", NUMBER, StateTtlConfig(100, time="event"))
-        part = RowsInput(COLUMNS, None).part(list(frames))
+        part = KeyedPart(RowView(), COLUMNS, list(frames))
         subtask.epochs.table.begin_part(part.stored)
         found = []
         for position, (key,) in enumerate(part.keys):
