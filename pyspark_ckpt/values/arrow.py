@@ -53,25 +53,24 @@ def in_type(column: Any, wanted: pa.DataType) -> Any:
 def viewed(column: pa.Array, wanted: pa.DataType) -> pa.Array:
     """Return an array in another type of the same buffers, without a copy.
 
-    Arrow's own view leaves lists and maps of nulls with fewer nulls than they say they have.
+    Arrow's own view leaves lists and maps of nulls with fewer nulls than they say they have, and
+    refuses the variants of Spark that are null.
     """
     kind = column.type
     if kind == wanted:
         return column
-    if not _has_nulls_inside(wanted):
-        return column.view(wanted)
-    if pa.types.is_struct(kind):
-        fields = [viewed(each, wanted.field(n).type) for n, each in enumerate(column.flatten())]
-        mask = column.is_null() if column.null_count else None
-        return pa.StructArray.from_arrays(fields, fields=list(wanted), mask=mask)
-    if pa.types.is_map(kind):
-        inner = pa.StructArray.from_arrays([column.keys, column.items], names=["key", "value"])
+    buffers, offset = column.buffers()[:2], column.offset
+    if pa.types.is_struct(kind) and wanted.num_fields == kind.num_fields:
+        buffers, offset = [column.is_valid().buffers()[1] if column.null_count else None], 0
+        inner = [column.field(place) for place in range(kind.num_fields)]
+    elif pa.types.is_map(kind):
+        inner = [pa.StructArray.from_arrays([column.keys, column.items], names=["key", "value"])]
+    elif pa.types.is_list(kind):
+        inner = [column.values]
     else:
-        inner = column.values
-    children = [viewed(inner, wanted.field(0).type)]
-    return pa.Array.from_buffers(
-        wanted, len(column), column.buffers()[:2], offset=column.offset, children=children
-    )
+        return column.view(wanted)
+    children = [viewed(one, wanted.field(place).type) for place, one in enumerate(inner)]
+    return pa.Array.from_buffers(wanted, len(column), buffers, offset=offset, children=children)
 
 
 def _has_nulls_inside(kind: pa.DataType) -> bool:

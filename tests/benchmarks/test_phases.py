@@ -120,7 +120,7 @@ def test_what_measurements_replace_is_still_there(tmp_path: Path) -> None:
     ):
         assert issubclass(measured, SubtaskFunction)
         signature(measured).bind(*own, *arguments)  # as the plan of an operator makes it
-        # Both hand-overs, in Arrow and in frames, come here.
+        # Both hand-overs, in Arrow and as packed rows, come here.
         assert vars(measured)["process"] is not SubtaskFunction.process
     for owner, name in (
         (operator_plan, "SubtaskFunction"),

@@ -124,7 +124,7 @@ def run(spark: SparkSession, base: Path, conf: Mapping[str, str]) -> dict[str, A
     writer = writer.option("checkpointLocation", str(base / "location"))
     query = writer.trigger(availableNow=True).start()
     query.awaitTermination()
-    progress = [each["numPandasHandOvers"] for each in query.lastOperatorProgress]
+    progress = [each["numPackedHandOvers"] for each in query.lastOperatorProgress]
     subtasks = [each["numSubtasks"] for each in query.lastOperatorProgress]
     for key in conf:
         spark.conf.unset(key)
@@ -132,8 +132,8 @@ def run(spark: SparkSession, base: Path, conf: Mapping[str, str]) -> dict[str, A
         "rows": sorted(found, key=str),
         "epochs": len(query.recentProgress),
         "handOvers": [
-            "arrow" if not pandas else "pandas" if pandas == of else f"{pandas} of {of}"
-            for pandas, of in zip(progress, subtasks, strict=True)
+            "arrow" if not packed else "packed" if packed == of else f"{packed} of {of}"
+            for packed, of in zip(progress, subtasks, strict=True)
         ],
     }
 

@@ -1,4 +1,4 @@
-"""Rows go through Arrow where PySpark lets them, through pandas elsewhere, with the same results.
+"""Rows go through Arrow where PySpark lets them, packed elsewhere, with the same results.
 
 The settings of a worker belong to a Spark context, so most cases run in their own driver.
 """
@@ -16,12 +16,12 @@ import pytest
 
 from tests.hand_over import program
 
-ARROW, PANDAS = "arrow", "pandas"
+ARROW, PACKED = "arrow", "packed"
 
 SESSION: list[tuple[dict[str, str], str]] = [
     ({}, ARROW),
-    ({"spark.ckpt.execution.hand-over": "pandas"}, PANDAS),
-    ({"spark.sql.pyspark.udf.profiler": "perf"}, PANDAS),
+    ({"spark.ckpt.execution.hand-over": "packed"}, PACKED),
+    ({"spark.sql.pyspark.udf.profiler": "perf"}, PACKED),
     ({"spark.sql.execution.arrow.useLargeVarTypes": "true"}, ARROW),
     ({"spark.sql.execution.arrow.maxRecordsPerBatch": "3"}, ARROW),
     ({"spark.sql.execution.arrow.compression.codec": "zstd"}, ARROW),
@@ -32,7 +32,7 @@ CONTEXT: list[tuple[dict[str, str], str]] = [
     ({"spark.python.worker.reuse": "false"}, ARROW),
     ({"spark.python.unix.domain.socket.enabled": "true"}, ARROW),
     ({"spark.python.worker.faulthandler.enabled": "true"}, ARROW),
-    ({"spark.python.udf.pipelined.enabled": "true"}, PANDAS),
+    ({"spark.python.udf.pipelined.enabled": "true"}, PACKED),
     ({"spark.python.profile": "true"}, ARROW),
 ]
 
@@ -66,12 +66,12 @@ def test_settings_of_a_session(tmp_path: Path) -> None:
 @pytest.mark.soak
 @pytest.mark.parametrize("conf", CONTEXT, ids=lambda conf: next(iter(conf[0])))
 def test_settings_of_a_context(tmp_path: Path, conf: tuple[dict[str, str], str]) -> None:
-    check(run(tmp_path, [{}, {"spark.ckpt.execution.hand-over": "pandas"}], conf[0]),
-          [conf, ({}, PANDAS)])  # fmt: skip
+    check(run(tmp_path, [{}, {"spark.ckpt.execution.hand-over": "packed"}], conf[0]),
+          [conf, ({}, PACKED)])  # fmt: skip
 
 
 @pytest.mark.soak
 def test_settings_of_make_hand_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each session of ``make hand-over`` has them from Spark's directory of settings."""
-    monkeypatch.setenv("SPARK_CONF_DIR", str(Path(__file__).with_name("pandas_conf")))
-    check(run(tmp_path, [{}], {}), [({}, PANDAS)])
+    monkeypatch.setenv("SPARK_CONF_DIR", str(Path(__file__).with_name("packed_conf")))
+    check(run(tmp_path, [{}], {}), [({}, PACKED)])

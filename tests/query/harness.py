@@ -23,6 +23,7 @@ import pyspark_ckpt as ckpt
 from pyspark_ckpt.history.records import CompletedCheckpoint
 from tests.query.model import OUTPUT, Reveal, in_order
 from tests.query.place import RemotePath
+from tests.query.session_conf import session_conf
 
 BACKEND = "spark.ckpt.state.backend.type"
 INTERVAL = "spark.ckpt.execution.checkpointing.interval"
@@ -34,6 +35,7 @@ TIMEOUT = "spark.ckpt.execution.checkpointing.timeout"
 TOLERABLE = "spark.ckpt.execution.checkpointing.tolerable-failed-checkpoints"
 RETENTION = "spark.ckpt.execution.checkpointing.externalized-checkpoint-retention"
 INLINE = "spark.ckpt.execution.checkpointing.data-inline-threshold"
+HAND_OVER = "spark.ckpt.execution.hand-over"
 BACKENDS = ("rocksdb", "heap")
 OFTEN = {INTERVAL: "100ms", INLINE: "0b"}  # many checkpoints, and separate files for all state
 DEADLINE = 60.0
@@ -123,10 +125,14 @@ class Job:
         return call(self.processor(), self.output, "Append", self.time_mode, **arguments)
 
     def writer(self, restore: str | Path | None = None) -> ckpt.CheckpointedStreamWriter:
-        writer = ckpt.write_stream(self.df()).format("parquet").outputMode("append")
+        options = dict(self.options)
+        of_plan = {HAND_OVER: options.pop(HAND_OVER)} if HAND_OVER in options else {}
+        with session_conf(self.spark, of_plan):
+            df = self.df()
+        writer = ckpt.write_stream(df).format("parquet").outputMode("append")
         writer = writer.option("path", str(self.base / self.out))
         writer = writer.option("checkpointLocation", str(self.location_path))
-        for key, value in self.options.items():
+        for key, value in options.items():
             writer = writer.option(key, value)
         return writer if restore is None else writer.restoreFrom(str(restore))
 

@@ -103,7 +103,7 @@ def test_all_keys_are_read() -> None:
         f"{RECOVERY}allow-missing-input": "true",
         f"{RECOVERY}fallback": "true",
         "spark.ckpt.parallelism.default": "7",
-        "spark.ckpt.execution.hand-over": "Pandas",
+        "spark.ckpt.execution.hand-over": "Packed",
         "spark.ckpt.quarantine.max-keys": "5",
         "spark.ckpt.quarantine.max-rows-per-key": "6",
         "spark.ckpt.quarantine.max-bytes-per-key": "7kb",
@@ -127,7 +127,7 @@ def test_all_keys_are_read() -> None:
     assert set(conf) == set(KEYS)
     assert read_settings(conf, {}) == Settings(
         backend_type="heap",
-        hand_over="pandas",
+        hand_over="packed",
         parallelism=7,
         interval_ms=300_000,
         min_pause_ms=5000,

@@ -10,7 +10,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from pyspark_ckpt.operator.modes.calls import Calls, CallsForAllKeys, KeyCalls
 from pyspark_ckpt.operator.modes.processors import ArrowProcessor, BatchProcessor
-from pyspark_ckpt.operator.modes.views import ArrowView, FrameLimits, PandasView, RowView
+from pyspark_ckpt.operator.modes.views import ArrowView, FrameLimits, PandasView, RowView, View
 from pyspark_ckpt.operator.rows.input import InputColumns
 from pyspark_ckpt.operator.rows.output import OutputRows
 
@@ -26,12 +26,17 @@ class Mode:
     processor: type
     """The class of its processors."""
     calls: type[Calls]
-    view: type[RowView | PandasView | ArrowView]
+    view: type[View]
 
     @property
     def has_key_calls(self) -> bool:
         """Whether each key has a call."""
         return self.calls is KeyCalls
+
+    @property
+    def has_frames(self) -> bool:
+        """Whether rows are pandas frames."""
+        return self.view is PandasView
 
     @property
     def method(self) -> str:
@@ -46,7 +51,7 @@ class Mode:
         limits: FrameLimits | None = None,
     ) -> Calls:
         """Return the mode of one operator; `limits` are those of the frames of a key."""
-        view: Any = PandasView(limits) if self.view is PandasView else self.view()
+        view: Any = PandasView(limits) if self.has_frames else self.view()
         return self.calls(view, columns, output_rows)
 
 
@@ -62,12 +67,10 @@ MODES: Mapping[str, Mode] = {mode.name: mode for mode in (ROWS, PANDAS, BATCHES,
 
 
 def modes_of_class(processor: object) -> list[Mode]:
-    """Return the modes that the class of a processor asks for.
-
-    A plain StatefulProcessor may have each of those with a call for each key, Rows first.
-    """
-    asked = [mode for mode in (BATCHES, ARROW) if isinstance(processor, mode.processor)]
-    return asked or [ROWS, PANDAS]
+    """Return the modes that the class of a processor asks for; a plain one may have several."""
+    plain = [mode for mode in MODES.values() if mode.processor is StatefulProcessor]
+    others = [mode for mode in MODES.values() if mode not in plain]
+    return [mode for mode in others if isinstance(processor, mode.processor)] or plain
 
 
 def mode_of_calls(calls: Calls) -> Mode:

@@ -1,4 +1,4 @@
-"""As what a processor sees its rows: as Rows, in pandas frames, or in Arrow tables.
+"""The views: a processor sees its rows as Rows, in pandas frames, or in Arrow tables.
 
 A view knows nothing of keys and calls: :mod:`pyspark_ckpt.operator.modes.calls` asks it for the
 rows of a key, or for all rows and all keys of a part.
@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from pyspark_ckpt.operator.modes.output import ArrowOutput, OutputBuffer, PandasOutput, RowsOutput
+from pyspark_ckpt.operator.modes.output import ArrowOutput, PandasOutput, RowsOutput
 from pyspark_ckpt.operator.rows.input import InputColumns
 from pyspark_ckpt.operator.rows.keyed import KeyedRows
 from pyspark_ckpt.operator.rows.mode import RowForm
@@ -35,37 +35,6 @@ _BYTES_KEY = "spark.sql.execution.arrow.maxBytesPerBatch"
 
 _NO_BYTES = 2**31 - 1
 """Spark's default, which means that there is no limit."""
-
-
-class View(Protocol):
-    """What rows are to a processor, in calls for one key."""
-
-    form: RowForm
-
-    def rows_between(self, columns: InputColumns, sent: Any) -> RowsBetween:
-        """Return what gives the rows of a key to a call, of the rows of a part."""
-
-    def new_output(self, output_rows: OutputRows) -> OutputBuffer:
-        """Return an empty buffer for what calls yield."""
-
-
-class ColumnView(View, Protocol):
-    """What rows and keys are to a processor also in calls for many keys: tables of some kind."""
-
-    method: str
-    """The method of the processor that gets all keys."""
-
-    def rows(self, columns: InputColumns, sent: Any, positions: Numbers) -> Any:
-        """Return all rows of a part; `positions` says of which key each is."""
-
-    def keys(self, columns: InputColumns, keyed: KeyedRows[Any]) -> Any:
-        """Return the keys of a part."""
-
-    def due_keys(self, columns: InputColumns, stored: PartKeys) -> Any:
-        """Return keys from their stored form, as :meth:`keys` does."""
-
-    def due_timers(self, positions: Numbers, times_ms: Numbers) -> Any:
-        """Return timers; `positions` says of which key each is."""
 
 
 class RowView:
@@ -159,6 +128,12 @@ class ArrowView:
     def new_output(self, output_rows: OutputRows) -> ArrowOutput:
         """Return an empty buffer for what calls yield."""
         return ArrowOutput(output_rows)
+
+
+ColumnView = PandasView | ArrowView
+"""Views that also have all rows and all keys of a part, as tables of some kind."""
+
+View = RowView | ColumnView
 
 
 def _shown(keys: pd.DataFrame, stored: PartKeys) -> pd.DataFrame:

@@ -281,7 +281,9 @@ class OperatorPlan:
 
     def _function(self, output: OutputRows, *, passes_watermark: bool) -> OperatorFunction:
         arguments = self.arguments
-        limits = FrameLimits.of_session(self.keyed.df.sparkSession.conf.get)
+        limits = None
+        if self.mode.has_frames:
+            limits = FrameLimits.of_session(self.keyed.df.sparkSession.conf.get)
         calls = self.mode.of_operator(self.keyed.columns, output, limits)
         quarantines = arguments.on_error is OnError.QUARANTINE
         declared = declare_states(

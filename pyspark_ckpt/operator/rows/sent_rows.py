@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from pyspark_ckpt.values.arrow import in_type
+from pyspark_ckpt.values.arrow import in_type, viewed
 
 Places = np.ndarray[Any, Any]
 
@@ -86,5 +86,5 @@ def _inner_values(column: pa.Array) -> int:
         return len(items) + _inner_values(items)
     if pa.types.is_map(kind):
         entry = pa.struct([("key", kind.key_type), ("value", kind.item_type)])
-        return _inner_values(column.view(pa.list_(entry)))
+        return _inner_values(viewed(column, pa.list_(entry)))
     return 0

@@ -16,6 +16,7 @@ from pyspark.sql import DataFrame, GroupedData, Row, SparkSession
 from pyspark.sql import functions as F
 
 import pyspark_ckpt as ckpt
+from pyspark_ckpt.values.spark import plain_type, restored, sent
 from pyspark_ckpt.values.types import TIME_OF_DAY
 from tests.query.harness import (
     BACKEND,
@@ -27,6 +28,7 @@ from tests.query.harness import (
     run_in_pyspark,
 )
 from tests.query.model import Count
+from tests.query.session_conf import session_conf
 
 LEAVES: dict[str, tuple[str, str]] = {
     "byte": ("-128", "127"),
@@ -124,7 +126,7 @@ def exact(df: DataFrame) -> list[str]:
 
 
 EACH_WAY = ("string", "decimal(38,18)", "interval day to second", "variant")
-"""The others travel as one of these does, and are left to ``make soak`` and ``make hand-over``."""
+"""The others pass as one of these does, and are left to ``make soak`` and ``make hand-over``."""
 
 
 @pytest.mark.parametrize(
@@ -156,6 +158,45 @@ def test_rows_and_state(spark: SparkSession, tmp_path: Path, ddl: str) -> None:
     assert exact(result.where("via = 'row'").drop("via")) == sorted(2 * expected)
     for via in ("value", "list 0", "map"):
         assert exact(result.where(F.col("via") == via).drop("via")) == expected
+
+
+DAY_TIME = {"day": "'-3'", "hour": "'5'", "minute": "'-7'", "second": "'0.000001'"}
+CHANGED = [
+    "cast('ab' as char(3))",
+    "cast('ab' as varchar(3))",
+    "'Ab' collate UTF8_LCASE",
+    "named_struct('a', 1, 'a', named_struct('b', interval '-1-2' year to month, 'b', 'x'))",
+    "interval '-1-2' year to month", "interval '-1' year", "interval '2' month",
+    "interval '-1 02:03:04.5' day to second", "interval '1 02' day to hour",
+    "interval '1 02:03' day to minute", "interval '-1:02' hour to minute",
+    "interval '1:02:03.000004' hour to second", "interval '02:03' minute to second",
+    *(f"interval {value} {unit}" for unit, value in DAY_TIME.items()),
+    *(f"cast(time'01:02:03.456789' as time({n}))" for n in range(7) if TIME_OF_DAY),
+]  # fmt: skip
+"""A value of each type that Spark sends in the form of another one."""
+
+
+def test_types_that_pass_in_the_form_of_others(spark: SparkSession) -> None:
+    values = []
+    for value in CHANGED:
+        values += [value, f"array({value}, null)", f"map('k', {value}, 'n', null)"]
+        values += [f"map({value}, 1)", f"array(named_struct('x', {value}, 'y', 1), null)"]
+    conf = {"spark.sql.timeType.enabled": "true", "spark.sql.preserveCharVarcharTypeInfo": "true"}
+    with session_conf(spark, conf):
+        one = ", ".join(f"{value} as c{n}" for n, value in enumerate(values))
+        none = ", ".join(f"if(rand() < 2, null, {v}) as c{n}" for n, v in enumerate(values))
+        rows = spark.sql(f"select {one} union all select {none}")
+        kinds = [field.dataType for field in rows.schema]
+        passed = rows.select(*[sent(k, F.col(f"c{n}")).alias(f"c{n}") for n, k in enumerate(kinds)])
+        back = passed.mapInArrow(lambda batches: batches, passed.schema).select(
+            *[restored(k, F.col(f"c{n}")).alias(f"c{n}") for n, k in enumerate(kinds)]
+        )
+        found = [field.dataType.simpleString() for field in back.schema]
+        assert found == [plain_type(kind).simpleString() for kind in kinds]
+        as_texts = [F.col(name).cast("string") for name in rows.columns]
+        assert sorted(back.select(as_texts).collect(), key=str) == sorted(
+            rows.select(as_texts).collect(), key=str
+        )
 
 
 KEYS = {
@@ -294,8 +335,7 @@ def test_spellings_of_output(spark: SparkSession, tmp_path: Path) -> None:
     output = f"s struct<a:long,b:double>, m map<string,long>, v {void}, {times}c char(3)"
     time_columns = [F.expr("array(time'01:02:03.000004', null)").alias("t")] if TIME_OF_DAY else []
     found: list[Row] = []
-    spark.conf.set("spark.sql.timeType.enabled", "true")
-    try:
+    with session_conf(spark, {"spark.sql.timeType.enabled": "true"}):
         rows = feed.stream(spark).select(
             "k",
             F.expr("struct(null as x, array(null) as y, date'2024-02-29' as d)").alias("void"),
@@ -308,8 +348,6 @@ def test_spellings_of_output(spark: SparkSession, tmp_path: Path) -> None:
         query = writer.option("checkpointLocation", str(tmp_path / "loc")).start()
         query.processAllAvailable()
         query.stop()
-    finally:
-        spark.conf.unset("spark.sql.timeType.enabled")
     expected = Row(
         s=Row(a=2**63 - 1, b=0.5),
         m={"x": 2**53 + 1, "y": None},

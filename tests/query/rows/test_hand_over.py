@@ -1,4 +1,4 @@
-"""Rows handed over as Arrow, and in pandas frames: the same results, and the same state."""
+"""Rows handed over as Arrow, and packed: the same results, and the same state."""
 
 from __future__ import annotations
 
@@ -11,10 +11,8 @@ import pandas as pd
 import pytest
 from pyspark.sql import Row
 
-from tests.query.harness import OFTEN, SAVEPOINT_DIR, Job
+from tests.query.harness import HAND_OVER, OFTEN, SAVEPOINT_DIR, Job
 from tests.query.model import Reveal, events_of, expected
-
-HAND_OVER = "spark.ckpt.execution.hand-over"
 
 
 class RevealFrames(Reveal):
@@ -43,14 +41,14 @@ def test_the_same_byte_for_byte(job: Job, tmp_path: Path, method: str) -> None:
     job = job.using({**OFTEN, SAVEPOINT_DIR: str(tmp_path / "saved")})
     both = {
         way: job.but(location=f"loc-{way}", out=f"out-{way}").using({HAND_OVER: way})
-        for way in ("arrow", "pandas")
+        for way in ("arrow", "packed")
     }
     job.feed.add(events_of(0), events_of(1))
-    for way, other in (("arrow", "pandas"), ("pandas", "arrow")):
+    for way, other in (("arrow", "packed"), ("packed", "arrow")):
         progress = both[way].run().lastOperatorProgress
-        by_pandas = [each["numPandasHandOvers"] for each in progress]
-        assert by_pandas == [each["numSubtasks"] if way == "pandas" else 0 for each in progress]
-        assert len(by_pandas) == 1
+        packed = [each["numPackedHandOvers"] for each in progress]
+        assert packed == [each["numSubtasks"] if way == "packed" else 0 for each in progress]
+        assert len(packed) == 1
         both[way] = both[way].using({HAND_OVER: other})
     job.feed.add(events_of(2))
     saved = []
@@ -59,6 +57,6 @@ def test_the_same_byte_for_byte(job: Job, tmp_path: Path, method: str) -> None:
             query.processAllAvailable()
             saved.append(query.triggerSavepoint().path)
         assert each.result() == expected(job.feed.rows)
-    of_arrow, of_pandas = map(state_files, saved)
+    of_arrow, of_packed = map(state_files, saved)
     assert of_arrow
-    assert of_arrow == of_pandas
+    assert of_arrow == of_packed

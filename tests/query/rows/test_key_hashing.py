@@ -5,19 +5,15 @@ These values are stored: other values would lose the state of every older query.
 
 from __future__ import annotations
 
-import math
 from functools import reduce
-from typing import Any
 
 import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark_ckpt.operator.values.json import JsonKey
 
 from pyspark_ckpt.operator.rescale.key_hashing import StoredKeyColumns
-from pyspark_ckpt.operator.rows.input import InputColumns
-from pyspark_ckpt.values.codec import key_encoder
+from pyspark_ckpt.operator.rows.input import KEY_GROUP, InputColumns
 
 KEYS: dict[str, dict[str, tuple[int, str]]] = {
     "byte": {
@@ -184,29 +180,21 @@ KEYS: dict[str, dict[str, tuple[int, str]]] = {
 """For each type and value, as SQL: the key group of 128 and the stored key."""
 
 
-def canonical(columns: InputColumns, sent: Any, is_null: bool) -> Any:
-    """Return a sent key of one column in the form that is grouped and stored."""
-    if isinstance(sent, str) and sent.startswith('{"c0":'):
-        return JsonKey(columns.schema[0], "UTC").canonical(sent)
-    if is_null:
-        return None
-    if isinstance(sent, float):
-        return math.nan if math.isnan(sent) else sent + 0.0
-    return bytes(sent) if isinstance(sent, bytearray) else sent
-
-
 def found(spark: SparkSession, ddl: str, values: list[str]) -> dict[str, tuple[int, str]]:
     """Return key group and stored bytes of each value of a type."""
     selects = [f"select {n} as n, cast({v} as {ddl}) k" for n, v in enumerate(values)]
     df = spark.sql(" union all ".join(selects))
     columns = InputColumns(df.select("k").schema, ["k"])
     key_group = F.pmod(F.hash(*columns.key_columns()), F.lit(128))
-    sent = df.select("n", "k", key_group.alias("g"), *columns.columns()).orderBy("n")
-    rows = sent.select("n", "g", "c0", F.col("k").isNull().alias("is_null")).collect()
-    encode = key_encoder()
+    sent = df.select("n", key_group.alias(KEY_GROUP), *columns.columns()).orderBy("n")
+    (batch,) = sent.toArrow().combine_chunks().to_batches()
+    arrived = columns.arriving(batch)
+    groups, keys = columns.key_groups(arrived), columns.encoded_keys(arrived)
     return {
-        values[row.n]: (row.g, encode((canonical(columns, row.c0, row.is_null),)).hex())
-        for row in rows
+        values[n]: (group, key.hex())
+        for n, group, key in zip(
+            batch.column("n").to_pylist(), groups.tolist(), keys.to_pylist(), strict=True
+        )
     }
 
 

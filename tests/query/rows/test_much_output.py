@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor
 
 import pyspark_ckpt as ckpt
-from tests.query.harness import Job
+from tests.query.harness import HAND_OVER, Job
 from tests.query.model import events_of
 
 pytestmark = pytest.mark.further
@@ -72,14 +72,14 @@ WIDE = pytest.mark.wide
     ("method", "processor", "hand_over"),
     [
         ("transformWithState", MuchRows, "arrow"),
-        pytest.param("transformWithState", MuchRows, "pandas", marks=WIDE),
+        pytest.param("transformWithState", MuchRows, "packed", marks=WIDE),
         pytest.param("transformWithStateInPandas", MuchPandas, "arrow", marks=WIDE),
         ("transformWithStateInArrow", MuchArrow, "arrow"),
     ],
 )
 def test_each_row_is_there_once(job: Job, method: str, processor: Any, hand_over: str) -> None:
     job = job.but(method=method, processor=processor, output="k string, n long")
-    job = job.using({"spark.ckpt.execution.hand-over": hand_over})
+    job = job.using({HAND_OVER: hand_over})
     job.feed.add(events_of(0))
     job.run()
     job.feed.add(events_of(1))

@@ -19,7 +19,7 @@ def with_metrics(handle: Handle, subtask: int, epoch: int, metrics: EpochMetrics
 def test_counts_are_summed_times_are_those_of_the_slowest(handle: Handle) -> None:
     first = EpochMetrics(rows=5, keys=2, reads=3, cache_hits=1, writes=2, timers_fired=1,
                          expired=4, rebuilds=1, open_ms=7, process_ms=20, barrier_ms=3, requests=2,
-                         pandas_hand_overs=1, quarantined_keys=2, quarantined_rows=9)  # fmt: skip
+                         packed_hand_overs=1, quarantined_keys=2, quarantined_rows=9)  # fmt: skip
     second = EpochMetrics(rows=1, keys=1, reads=1, writes=1, open_ms=9, process_ms=10,
                           requests=1)  # fmt: skip
     handles = [with_metrics(handle, 0, 6, first), with_metrics(handle, 2, 6, second)]
@@ -38,7 +38,7 @@ def test_counts_are_summed_times_are_those_of_the_slowest(handle: Handle) -> Non
         "numKeysTouched": 3, "numStateReads": 4, "numCacheHits": 1, "numStateWrites": 3,
         "numTimersFired": 1, "numExpired": 4, "numRebuilds": 1, "openTimeMs": 9,
         "processTimeMs": 20, "barrierTimeMs": 3, "readTimeMs": 4,
-        "userTimeMs": 5, "writeTimeMs": 8, "numRequests": 3, "numPandasHandOvers": 1,
+        "userTimeMs": 5, "writeTimeMs": 8, "numRequests": 3, "numPackedHandOvers": 1,
         "numQuarantinedKeys": 2, "numQuarantinedRows": 9,
         "numKeys": None, "numTimers": None, "states": None,
         "isEstimated": False, "countedAtEpoch": None,

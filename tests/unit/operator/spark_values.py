@@ -62,7 +62,7 @@ def row(values: tuple[Any, ...]) -> Row:
     return Row(**{f"f{n}": value for n, value in enumerate(values)})
 
 
-def _nested(inner: st.SearchStrategy[Typed]) -> st.SearchStrategy[Typed]:
+def nested(inner: st.SearchStrategy[Typed]) -> st.SearchStrategy[Typed]:
     arrays = inner.map(lambda i: (T.ArrayType(i[0]), st.lists(st.none() | i[1], max_size=3)))
     maps = inner.map(
         lambda i: (
@@ -79,5 +79,5 @@ def _nested(inner: st.SearchStrategy[Typed]) -> st.SearchStrategy[Typed]:
     return arrays | maps | structs
 
 
-TYPES = st.recursive(st.sampled_from(LEAVES), _nested, max_leaves=4)
+TYPES = st.recursive(st.sampled_from(LEAVES), nested, max_leaves=4)
 """A type and a strategy for its values."""

@@ -13,7 +13,7 @@ from pyspark import cloudpickle
 from pyspark.sql import types as T
 
 from pyspark_ckpt.operator.run.user_sources import NO_SOURCES, UserSources
-from pyspark_ckpt.operator.task_failure import (definition, user_frames)
+from pyspark_ckpt.operator.task_failure import definition, user_frames
 from pyspark_ckpt.values.codec import TupleCodec
 from pyspark_ckpt.values.words import shortened
 

@@ -21,7 +21,7 @@ from pyspark_ckpt.errors import (
     StateUseError,
     TimeModeError,
 )
-from pyspark_ckpt.operator.task_failure import (failure_in, marked_errors, marks_errors)
+from pyspark_ckpt.operator.task_failure import failure_in, marked_errors, marks_errors
 from pyspark_ckpt.spark.jobs import error_text, task_error
 
 LINES = '  File "job.py", line 3, in f\n    return 1 // n'

@@ -192,7 +192,7 @@ class CapturedQuery:
             clock,
             self.number,
             function.program(),
-            tuple(self.columns.sent_schema.names),
+            tuple(self.columns.arrow_schema.names),
             self.mode,
             self.runtime(),
             self.storage,

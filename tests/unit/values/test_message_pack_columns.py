@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 import pyarrow as pa
 import pytest
-from hypothesis import given, reject, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import types as T
-from pyspark.sql.conversion import LocalDataToArrowConversion
 
 from pyspark_ckpt.operator.rows.keys import KeyPlaces
 from pyspark_ckpt.values.arrow import arrow_type
@@ -21,30 +17,15 @@ from pyspark_ckpt.values.codec import TupleCodec
 from pyspark_ckpt.values.encoded import Form, encoded_tuples, repeated
 from pyspark_ckpt.values.nesting import holds
 from pyspark_ckpt.values.types import TIME_OF_DAY
+from tests.unit.operator.rows.sent import sent_columns
 from tests.unit.operator.spark_values import TYPES, struct
 
-_NOT_IN_ARROW = (T.NullType, T.CharType, T.VarcharType)
-_INTERVAL = re.compile('"interval (?:year|month)(?: to month)?"')
 _FORMS = {Form.VALUE: False, Form.MAP_KEY: True}
-
-
-def in_arrow(schema: T.StructType, rows: Sequence[tuple[Any, ...]]) -> list[pa.Array]:
-    """Return the columns as Spark gives them to a function over Arrow batches."""
-    try:
-        # Intervals of months come as numbers.
-        given = T.StructType.fromJson(json.loads(_INTERVAL.sub('"integer"', schema.json())))
-        table = LocalDataToArrowConversion.convert(rows, given, use_large_var_types=False)
-    except pa.ArrowInvalid as exc:  # PyArrow does not convert the longest negative intervals
-        if "Timedelta too large" not in str(exc):
-            raise
-        reject()
-    return [column.combine_chunks() for column in table.columns]
 
 
 @st.composite
 def tables(draw: st.DrawFn) -> tuple[T.StructType, list[tuple[Any, ...]]]:
-    kinds = TYPES.filter(lambda typed: not holds(typed[0], _NOT_IN_ARROW))
-    columns = draw(st.lists(kinds, min_size=1, max_size=3))
+    columns = draw(st.lists(TYPES, min_size=1, max_size=3))
     values = st.tuples(*(st.none() | values for _, values in columns))
     return struct(*(kind for kind, _ in columns)), draw(st.lists(values, min_size=1, max_size=4))
 
@@ -61,7 +42,9 @@ def test_bytes_are_those_of_the_codec(
     if _FORMS[form] and holds(schema, T.VariantType):
         return
     encode = TupleCodec(schema, "test", is_key=_FORMS[form]).encode
-    assert encoded_tuples(in_arrow(schema, rows), schema, form).to_pylist() == [*map(encode, rows)]
+    assert encoded_tuples(sent_columns(schema, rows), schema, form).to_pylist() == [
+        *map(encode, rows)
+    ]
 
 
 @pytest.mark.parametrize("form", _FORMS)
@@ -74,14 +57,14 @@ def test_every_length_of_numbers_and_texts(form: Form) -> None:
     kinds = T.LongType(), T.StringType(), T.BinaryType()
     schema = struct(*kinds)
     encode = TupleCodec(schema, "test", is_key=_FORMS[form]).encode
-    found = encoded_tuples(in_arrow(schema, rows), schema, form)
+    found = encoded_tuples(sent_columns(schema, rows), schema, form)
     assert found.to_pylist() == [*map(encode, rows)]
 
 
 def test_a_wide_tuple_and_slices_of_columns() -> None:
     schema = struct(*[T.IntegerType()] * 40)
     rows = [tuple(range(n, n + 40)) for n in range(5)]
-    sliced = [column[1:4] for column in in_arrow(schema, rows)]
+    sliced = [column[1:4] for column in sent_columns(schema, rows)]
     heads = repeated(b"\x00\x01", 3)
     wanted = [b"\x00\x01" + msgspec.msgpack.encode(row) for row in rows[1:4]]
     assert encoded_tuples(sliced, schema, Form.KEY, heads).to_pylist() == wanted
@@ -99,7 +82,7 @@ def test_keys_are_those_that_the_plan_sends(
         return
     place = KeyPlaces(schema, 128).place
     wanted = [place(row)[1] for row in rows]
-    assert encoded_tuples(in_arrow(schema, rows), schema, Form.KEY).to_pylist() == wanted
+    assert encoded_tuples(sent_columns(schema, rows), schema, Form.KEY).to_pylist() == wanted
 
 
 TIMES: list[tuple[T.DataType, pa.DataType]] = [
@@ -164,4 +147,4 @@ def test_a_null_in_a_nested_key_column() -> None:
     schema = struct(T.StructType([T.StructField("x", T.IntegerType())]))
     rows: list[tuple[Any, ...]] = [(None,), ((None,),), ((1,),)]
     wanted = [KeyPlaces(schema, 128).place(row)[1] for row in rows]
-    assert encoded_tuples(in_arrow(schema, rows), schema, Form.KEY).to_pylist() == wanted
+    assert encoded_tuples(sent_columns(schema, rows), schema, Form.KEY).to_pylist() == wanted

@@ -16,7 +16,7 @@ from pyspark_ckpt.operator.rows.sides import BroadcastRows, EpochInput
 from pyspark_ckpt.operator.run import processing
 from pyspark_ckpt.operator.run.processing import EpochProcessing
 from tests.processor_of_each_mode import NUMBER, PROCESSORS, Same
-from tests.unit.operator.rows.test_input import frame
+from tests.unit.operator.rows.sent import sent_batch
 from tests.unit.operator.run.logged_processor import COLUMNS, OUTPUT, Input, frame_of
 from tests.unit.operator.subtask_epochs import SubtaskEpochs
 
@@ -60,7 +60,7 @@ class Subtask:
         offsets = None
         if offset is not None:
             broadcast = BroadcastRows(self.calls.shown_columns(OFFSETS), self.calls.form)
-            offsets = broadcast.received([frame(NUMBER, [(offset,)])])
+            offsets = broadcast.received([sent_batch(NUMBER, [(offset,)])])
         given = EpochInput(
             [[frame_of(rows[::2]), frame_of(rows[1::2])] for rows in parts],
             broadcast=offsets,

@@ -45,7 +45,7 @@ def test_a_list_in_a_row_that_is_changed(row_of: Callable[[list[int]], Any]) -> 
             yield row_of(numbers)
 
     output.extend(yielded())
-    assert output.take().column(0).to_pylist() == ['{"c0":[1]}', '{"c0":[1,2]}']
+    assert output.take().column(0).to_pylist() == [[1], [1, 2]]
 
 
 def test_bytes_in_a_row_that_are_changed() -> None:
@@ -114,7 +114,7 @@ def test_a_table_over_an_array_that_is_changed(kind: T.DataType) -> None:
             yield table
 
     output.extend(yielded())
-    assert output.take().column(0).to_pylist() == [1, 2]
+    assert output.take().column(0).cast(pa.int64()).to_pylist() == [1, 2]
 
 
 class OneFrame(StatefulProcessor):

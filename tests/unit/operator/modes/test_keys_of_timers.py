@@ -13,7 +13,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from pyspark.sql import types as T
-from pyspark_ckpt.operator.values.json import json_writer
 
 import pyspark_ckpt as ckpt
 from pyspark_ckpt.errors import StateValueError
@@ -22,21 +21,22 @@ from pyspark_ckpt.operator.rows.input import InputColumns
 from pyspark_ckpt.operator.rows.output import OutputRows
 from pyspark_ckpt.operator.rows.sides import EpochInput
 from pyspark_ckpt.operator.run.processing import EpochProcessing
-from tests.unit.operator.rows.test_input import frame
+from tests.unit.operator.rows.sent import sent_batch
 from tests.unit.operator.subtask_epochs import NUMBER, SubtaskEpochs
 
 FOREVER_DAYS = 2**31 - 1
 FOREVER_US = 2**63 - 1
-YEAR_10_000_US = 253_402_300_800_000_000
+YEAR_1_US, YEAR_10_000_US = -62_135_596_800_000_000, 253_402_300_800_000_000
 PAIR = T.StructType([T.StructField("a", T.LongType()), T.StructField("b", T.StringType())])
 LIST = T.ArrayType(T.DoubleType())
 SENT: list[tuple[T.DataType, str, Sequence[Any]]] = [
     (T.TimestampType(), "UTC", [YEAR_10_000_US, -1, FOREVER_US, -FOREVER_US, None]),
     # 9999-12-31 in UTC is in the year 10,000 in Tokyo, and 0001-01-01 before the first in New York.
     (T.TimestampType(), "Asia/Tokyo", [YEAR_10_000_US - 1_000_000, 0]),
-    (T.TimestampType(), "America/New_York", [-62_135_596_800_000_000, 0, None]),
+    (T.TimestampType(), "America/New_York", [YEAR_1_US, 0, None]),
     (T.DateType(), "UTC", [2_932_897, 0, FOREVER_DAYS, -FOREVER_DAYS, None]),
-    (T.TimestampNTZType(), "Asia/Tokyo", ["2020-03-29 02:30:00", "0001-01-01 00:00:00.5", None]),
+    (T.TimestampNTZType(), "Asia/Tokyo", [1_585_449_000_000_000, YEAR_1_US + 500_000, None]),
+    (T.TimestampNTZType(), "UTC", [YEAR_10_000_US, FOREVER_US, -FOREVER_US]),
     (T.LongType(), "UTC", [2**63 - 1, -(2**63), 0, None]),
     (T.ByteType(), "UTC", [-128, 127, None]),
     (T.DoubleType(), "UTC", [math.nan, math.inf, -0.5, None]),
@@ -49,10 +49,14 @@ SENT: list[tuple[T.DataType, str, Sequence[Any]]] = [
 EARLY_US = 1_699_162_200_000_000
 """The first 01:30 of two in New York."""
 NOON = datetime.datetime(2023, 11, 14, 12, tzinfo=datetime.timezone.utc)
-NOT_IN_PANDAS = (FOREVER_DAYS, -FOREVER_DAYS, 2_932_897, "0001-01-01 00:00:00.5")
+NOT_IN_PYTHON = (FOREVER_DAYS, -FOREVER_DAYS, 2_932_897)
+YEAR_1700_US = -8_520_336_000_000_000
 NESTED: list[tuple[T.DataType, str, Sequence[Any]]] = [
     (PAIR, "UTC", [(1, "x"), (None, None)]),
     (LIST, "UTC", [[], [0.5, None]]),
+]
+IN_ARROW: list[tuple[T.DataType, str, Sequence[Any]]] = [
+    (T.ArrayType(T.DateType()), "UTC", [[FOREVER_DAYS], [-FOREVER_DAYS, None]]),
 ]
 
 
@@ -96,25 +100,6 @@ class Keys(ckpt.ArrowProcessor):
         pass
 
 
-TRAVELS_AS: dict[type[T.DataType], T.DataType] = {
-    T.DateType: T.IntegerType(),
-    T.TimestampType: T.LongType(),
-    T.TimestampNTZType: T.StringType(),
-    T.StructType: T.StringType(),
-    T.ArrayType: T.StringType(),
-    T.DayTimeIntervalType: T.StringType(),
-}
-
-
-def rows_of(kind: T.DataType, values: Sequence[Any]) -> tuple[T.StructType, pa.RecordBatch]:
-    """Rows whose key is in the form that the plan gives it."""
-    schema = T.StructType([T.StructField("k", kind), T.StructField("n", T.LongType())])
-    if isinstance(kind, T.StructType | T.ArrayType | T.DayTimeIntervalType):
-        values = list(map(json_writer(kind), values))
-    key = T.StructField("k", TRAVELS_AS.get(type(kind), kind))
-    return schema, frame(T.StructType([key, schema["n"]]), [(value, 1) for value in values])
-
-
 def run(
     epochs: SubtaskEpochs,
     processor: ckpt.ArrowProcessor | ckpt.BatchProcessor,
@@ -123,8 +108,9 @@ def run(
     zone: str = "UTC",
 ) -> None:
     """Run an epoch with a row of each key, whose timers are due at once."""
-    schema, batch = rows_of(kind, values)
+    schema = T.StructType([T.StructField("k", kind), T.StructField("n", T.LongType())])
     columns = InputColumns(schema, ["k"], zone)
+    batch = sent_batch(schema, [(value, 1) for value in values])
     epochs.set_time(1000)
     handle = epochs.begin()
     epochs.leave_key()
@@ -140,7 +126,9 @@ def run(
 
 
 @pytest.mark.parametrize(
-    ("kind", "zone", "values"), [*SENT, *NESTED], ids=lambda v: str(v)[:40].replace("\n", "")
+    ("kind", "zone", "values"),
+    [*SENT, *NESTED, *IN_ARROW],
+    ids=lambda v: str(v)[:40].replace("\n", ""),
 )
 def test_keys_are_those_of_the_rows(
     subtask_epochs: SubtaskEpochs, kind: T.DataType, zone: str, values: Sequence[Any]
@@ -160,11 +148,11 @@ def test_keys_are_those_of_the_rows(
 
 
 IN_FRAMES: list[tuple[T.DataType, str, Sequence[Any]]] = [
-    *((kind, zone, values) for kind, zone, values in SENT if not isinstance(kind, T.TimestampType)),
+    *(one for one in SENT if not isinstance(one[0], T.TimestampType | T.TimestampNTZType)),
     (T.TimestampType(), "UTC", [-1, 0, None]),
     (T.TimestampType(), "America/New_York", [EARLY_US, EARLY_US + 3_600_000_000]),  # 01:30 twice
     (T.TimestampType(), "Asia/Tokyo", [EARLY_US + 1]),
-    (T.TimestampNTZType(), "Asia/Tokyo", ["2020-03-29 02:30:00", "1700-01-01 00:00:00.5", None]),
+    (T.TimestampNTZType(), "Asia/Tokyo", [1_585_449_000_000_000, YEAR_1700_US + 500_000, None]),
     (T.LongType(), "UTC", [1, -2]),
     (T.BooleanType(), "UTC", [True, False]),
     (T.DateType(), "UTC", [-719_162, 0, 2_932_896, None]),
@@ -185,8 +173,8 @@ IN_FRAMES: list[tuple[T.DataType, str, Sequence[Any]]] = [
 def test_frames_of_keys_are_those_of_the_rows(
     subtask_epochs: SubtaskEpochs, kind: T.DataType, zone: str, values: Sequence[Any]
 ) -> None:
-    if isinstance(kind, T.DateType) or (isinstance(kind, T.TimestampNTZType) and len(values) == 3):
-        values = [value for value in values if value not in NOT_IN_PANDAS]
+    if isinstance(kind, T.DateType):
+        values = [value for value in values if value not in NOT_IN_PYTHON]
     processor = Frames()
     run(subtask_epochs, processor, kind, values, zone)
     assert len(processor.came) == len(values)

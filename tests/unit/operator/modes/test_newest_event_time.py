@@ -5,12 +5,12 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 from pyspark.sql import types as T
-from pyspark_ckpt.operator.values.transport import (MASK)
 
 from pyspark_ckpt.operator.modes.mode import MODES, Mode
-from pyspark_ckpt.operator.rows.input import KEY_GROUP, InputColumns
+from pyspark_ckpt.operator.rows.input import InputColumns
 from pyspark_ckpt.operator.rows.output import OutputRows
-from pyspark_ckpt.operator.time import NEVER_LATE, WATERMARK_DELAY
+from pyspark_ckpt.operator.time import WATERMARK_DELAY
+from tests.unit.operator.rows.sent import in_new_york, sent_batch
 
 OUTPUT = OutputRows(T.StructType([T.StructField("k", T.LongType())]), "u")
 EVERY = pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
@@ -31,14 +31,9 @@ def columns_of(*, with_time: bool = True) -> InputColumns:
 
 
 def sent(*rows: tuple[int, int | None]) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pydict(
-        {
-            KEY_GROUP: pa.array([key for key, _ in rows], pa.int32()),
-            "c0": pa.array([key for key, _ in rows], pa.int64()),
-            "c1": pa.array([NEVER_LATE if at is None else at for _, at in rows], pa.int64()),
-            f"{MASK}0": pa.array([int(at is None) for _, at in rows], pa.int64()),
-        }
-    )
+    columns = columns_of()
+    groups = [key for key, _ in rows]
+    return columns.arriving(sent_batch(columns.schema, rows, *groups, change=in_new_york))
 
 
 ROWS = [

@@ -182,8 +182,8 @@ def test_lists_and_dicts_in_a_frame_that_are_changed() -> None:
 
     output.extend(yielded())
     lists, structs = output.take().columns
-    assert lists.to_pylist() == ['{"c0":[1]}', '{"c0":[1,2]}']
-    assert structs.to_pylist() == ['{"c0":{"c0":[1]}}', '{"c0":{"c0":[1,2]}}']
+    assert lists.to_pylist() == [[1], [1, 2]]
+    assert structs.to_pylist() == [{"n": [1]}, {"n": [1, 2]}]
 
 
 def test_fractions_beside_whole_numbers_change_no_digit_of_other_frames() -> None:
@@ -229,8 +229,9 @@ def test_times_are_in_the_sessions_zone_as_in_the_frames_that_came_in(zone: str)
     schema = T.StructType([T.StructField("a", T.TimestampType())])
     output = PandasOutput(OutputRows(schema, "an_operator", time_zone=zone))
     naive = shown.dt.tz_localize(None).to_frame("a")
-    assert taken(output, naive, naive.assign(a=pd.NaT)) == [[*instants, None, None]]
-    assert taken(output, shown.to_frame("a")) == [instants]
+    output.extend([naive, naive.assign(a=pd.NaT), shown.to_frame("a")])
+    times = output.take().column(0).cast(pa.int64())
+    assert times.to_pylist() == [*instants, None, None, *instants]
 
 
 def in_pyspark(kind: T.DataType, zone: str, values: list[Any]) -> list[Any]:
@@ -287,7 +288,8 @@ def test_times_of_an_array_of_numpy_are_in_the_sessions_zone() -> None:
 def test_a_time_among_other_objects_is_in_the_sessions_zone() -> None:
     """A column of objects is what a frame has if some are nulls of another kind."""
     values = [WALL, None, pd.NaT, float("nan"), IN_UTC]
-    assert yielded(T.TimestampType(), "Asia/Tokyo", values).to_pylist() == [
+    times = yielded(T.TimestampType(), "Asia/Tokyo", values).cast(pa.int64())
+    assert times.to_pylist() == [
         1_719_802_800_000_001, None, None, None, 1_719_835_200_000_001,
     ]  # fmt: skip
 
@@ -321,16 +323,15 @@ def test_nan_inside_a_value_is_a_number(kind: T.DataType) -> None:
     """PySpark makes null of it, so that it loses a NaN that came in next to a null."""
     numbers = [0.5, math.nan, None]
     of_pandas: list[list[Any]] = [[0.5, math.nan, null] for null in (None, pd.NA, pd.NaT)]
-    expected = as_sent(T.ArrayType(kind), [numbers])
     for values in of_pandas:
-        assert yielded(T.ArrayType(kind), "UTC", [values]).equals(expected)
-    array = np.array(numbers[:2])
-    assert yielded(T.ArrayType(kind), "UTC", [array]).to_pylist() == ['{"c0":[0.5,"NaN"]}']
+        assert repr(yielded(T.ArrayType(kind), "UTC", [values]).to_pylist()) == repr([numbers])
+    array = yielded(T.ArrayType(kind), "UTC", [np.array(numbers[:2])])
+    assert repr(array.to_pylist()) == repr([numbers[:2]])
 
 
 def test_integers_that_numpy_made_floats_beside_nan() -> None:
     kind = T.ArrayType(T.LongType())
-    assert yielded(kind, "UTC", [np.array([1, np.nan])]).to_pylist() == ['{"c0":[1,null]}']
+    assert yielded(kind, "UTC", [np.array([1, np.nan])]).to_pylist() == [[1, None]]
     with pytest.raises(StateValueError, match="'a' is array<bigint>"):
         yielded(kind, "UTC", [[0.5]])
 

@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -17,8 +16,10 @@ from pyspark.sql import types as T
 
 from pyspark_ckpt.operator.rows.input import InputColumns
 from pyspark_ckpt.operator.rows.keyed import keyed_rows, user_keys
+from pyspark_ckpt.operator.rows.keys import KeyPlaces
 from pyspark_ckpt.values.nesting import holds
-from tests.unit.operator.rows.test_spilled_frames import shuffled
+from tests.unit.operator.rows.sent import sent_batch
+from tests.unit.operator.rows.test_key_columns import same_groups
 from tests.unit.operator.spark_values import LEAVES, TYPES, Typed, struct
 
 LEAVES_OF_KEYS = [typed for typed in LEAVES if not holds(typed[0], T.VariantType)]
@@ -31,20 +32,19 @@ def test_bytes_of_keys(typed: list[Typed], data: st.DataObject) -> None:
     columns = InputColumns(schema, schema.names)
     values = st.tuples(st.integers(-(2**63), 2**63 - 1), *(st.none() | v for _, v in typed))
     rows = data.draw(st.lists(values, max_size=4))
-    sent = shuffled(schema, rows, *[0] * len(rows))
-    expected = [msgspec.msgpack.encode(key) for key in columns.sent_keys(sent)]
+    expected = [KeyPlaces(schema, 128).place(row)[1] for row in rows]
+    sent = sent_batch(schema, rows)
     assert columns.encoded_keys(sent).to_pylist() == expected
+    assert same_groups(columns.key_codes(sent), expected)
 
 
 def test_floats_that_are_one_key() -> None:
     schema = struct(T.DoubleType(), T.FloatType())
     columns = InputColumns(schema, schema.names)
     rows: list[Any] = [(0.0, math.nan), (-0.0, -math.nan), (None, None), (math.inf, 0.1)]
-    encoded = columns.encoded_keys(shuffled(schema, rows, 0, 0, 0, 0)).to_pylist()
+    encoded = columns.encoded_keys(sent_batch(schema, rows)).to_pylist()
     assert encoded[0] == encoded[1]
-    assert encoded == [
-        msgspec.msgpack.encode(key) for key in columns.sent_keys(shuffled(schema, rows, 0, 0, 0, 0))
-    ]
+    assert encoded == [KeyPlaces(schema, 128).place(row)[1] for row in rows]
 
 
 _MINUS_NAN = -np.float64(math.nan)
@@ -71,7 +71,7 @@ def test_a_processor_gets_one_form_of_equal_keys_in_all_modes(
     schema = T.StructType([T.StructField("k", kind), T.StructField("v", T.LongType())])
     columns = InputColumns(schema, ["k", "v"])
     values = [-0.0, 0.0, _MINUS_NAN, math.nan, 1.5, None][::order]
-    sent = shuffled(schema, [(wrap(value), 7) for value in values], *[0] * len(values))
+    sent = sent_batch(schema, [(wrap(value), 7) for value in values])
     keyed = keyed_rows(columns, [sent])
     in_rows = [key[0] for key in user_keys(columns, keyed)]
     assert len(in_rows) == 4

@@ -22,7 +22,8 @@ from pyspark_ckpt.operator.modes.views import RowView
 from pyspark_ckpt.operator.rows.input import KEY_GROUP, InputColumns
 from pyspark_ckpt.operator.rows.parts import InputParts
 from pyspark_ckpt.operator.rows.sent_rows import bytes_as_objects
-from tests.unit.operator.rows.test_input import frame, schema_of
+from tests.unit.operator.rows.sent import sent_batch
+from tests.unit.operator.rows.test_input import schema_of
 
 UTC = datetime.timezone.utc
 SCHEMA = schema_of(
@@ -56,7 +57,7 @@ def frames_of(
     rng = random.Random(rows)
     of_row = [rng.choice(groups) for _ in range(rows)]
     frames = [
-        frame(
+        sent_batch(
             SCHEMA,
             [row_of(rng, number) for number in range(start, min(start + per_frame, rows))],
             *of_row[start : start + per_frame],
@@ -197,10 +198,10 @@ def test_nothing_stays_on_disk_when_a_row_does_not_fit_the_schema(tmp_path: Path
 
 def test_long_strings_count() -> None:
     schema = schema_of(T.StringType(), T.BinaryType())
-    small = frame(schema, [("x", b"x")] * 100)
+    small = sent_batch(schema, [("x", b"x")] * 100)
     for large in (
-        frame(schema, [("x" * 1000, b"x")] * 100),
-        frame(schema, [("x", b"x" * 1000)] * 100),
+        sent_batch(schema, [("x" * 1000, b"x")] * 100),
+        sent_batch(schema, [("x", b"x" * 1000)] * 100),
     ):
         grown = bytes_as_objects(large) - bytes_as_objects(small)
         assert 90_000 < grown < 110_000
@@ -222,7 +223,9 @@ def test_any_rows_come_back(
     schema = schema_of(T.IntegerType(), T.FloatType())
     columns = InputColumns(schema, ["f0"])
     frames = [
-        frame(schema, rows[start : start + per_frame], *[k for k, _ in rows[start:][:per_frame]])
+        sent_batch(
+            schema, rows[start : start + per_frame], *[k for k, _ in rows[start:][:per_frame]]
+        )
         for start in range(0, len(rows), per_frame)
     ]
     parts = InputParts(range(10), limit_bytes, directory)

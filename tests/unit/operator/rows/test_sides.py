@@ -24,12 +24,12 @@ SIDES = [WAKE, BROADCAST.side]
 def sent(kinds: list[str], numbers: list[int]) -> pa.RecordBatch:
     """Return a batch of the union: rows of each kind have their number in the kind's own column."""
 
-    def column(kind: str) -> list[int]:
-        return [n if each == kind else 0 for each, n in zip(kinds, numbers, strict=True)]
+    def column(kind: str) -> list[int | None]:
+        return [n if each == kind else None for each, n in zip(kinds, numbers, strict=True)]
 
     return pa.RecordBatch.from_pydict(
         {
-            KEY_GROUP: pa.array([group % 8 for group in column("keyed")], pa.int32()),
+            KEY_GROUP: pa.array([number % 8 for number in numbers], pa.int32()),
             "c0": pa.array(column("keyed"), pa.int64()),
             "broadcast_c0": pa.array(column("broadcast"), pa.int64()),
             "__ckpt_is_wake": pa.array([kind == "wake" for kind in kinds], pa.bool_()),
@@ -43,7 +43,7 @@ def read(
 ) -> tuple[list[int], list[int], int]:
     """Return the numbers of the keyed and of the broadcast rows, and the count of wake rows."""
     parts = InputParts(range(8), limit_bytes, directory)
-    keyed, sides = read_divided(frames, SIDES, parts)
+    keyed, sides = read_divided(frames, COLUMNS, SIDES, parts)
     # The sides are whole before any keyed row is asked for.
     broadcast = [row[0] for row in BROADCAST.received(sides["broadcast"]) or ()]
     wake = sum(map(len, sides["wake"]))

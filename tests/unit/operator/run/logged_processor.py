@@ -16,7 +16,7 @@ from pyspark_ckpt.operator.rows.input import InputColumns
 from pyspark_ckpt.operator.rows.output import OutputRows
 from pyspark_ckpt.operator.rows.sides import EpochInput
 from pyspark_ckpt.operator.run.processing import EpochProcessing
-from tests.unit.operator.rows.test_input import frame
+from tests.unit.operator.rows.sent import sent_batch
 from tests.unit.operator.subtask_epochs import NUMBER, SubtaskEpochs
 
 UTC = datetime.timezone.utc
@@ -35,7 +35,7 @@ Input = list[tuple[str | None, int]]
 
 def frame_of(rows: Input, at_ms: int | None = 0) -> pa.RecordBatch:
     at = None if at_ms is None else datetime.datetime.fromtimestamp(at_ms / 1000, UTC)
-    return frame(INPUT, [(k, n, at) for k, n in rows], *[GROUPS[k] for k, _ in rows])
+    return sent_batch(INPUT, [(k, n, at) for k, n in rows], *[GROUPS[k] for k, _ in rows])
 
 
 class Logged(StatefulProcessor):

@@ -4,7 +4,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from pyspark.sql import types as T
-from pyspark_ckpt.operator.values.transport import (Transport)
 
 from pyspark_ckpt.values.given import cast
 from pyspark_ckpt.values.shown import shown_column
@@ -30,7 +29,7 @@ def test_more_text_than_one_array_can_have(place: int) -> None:
     text[:3], text[-5:] = list(b"abc"), list(b"vwxyz")
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(text)]
     column = pa.Array.from_buffers(pa.large_string(), 4, buffers).slice(place)
-    shown = shown_column(T.StringType(), column, None, Transport(lambda sent: sent, ""))
+    shown = shown_column(T.StringType(), column)
     assert shown.type == pa.string()
     assert shown[-1].as_py() == "vwxyz"
     assert place or shown[0].as_py() == "abc"
