@@ -290,7 +290,7 @@ MUTATIONS = (
         "pyspark_ckpt/restarting/stopping.py",
         "        with self._for_good:",
         "        if True:",
-        f"{_OTHERS}::test_two_stops_at_once_run_no_epoch_behind_the_savepoint",
+        "tests/unit/restarting/test_restart_stop.py",
     ),
     Mutation(
         "no restart of a query that somebody stopped",

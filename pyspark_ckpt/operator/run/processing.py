@@ -266,9 +266,7 @@ class EpochProcessing:
     @_using_rows
     def _process_by_key(self, part: PartOfKeys) -> Iterator[pa.RecordBatch]:
         self._step = self._mode.method
-        yield from self.output.of_calls(
-            self._step, self._calls(cast("PartOfKeys", part)), part.stored
-        )
+        yield from self.output.of_calls(self._step, self._calls(part), part.stored)
         self._leave_key(_READING)
 
     def _calls(self, part: PartOfKeys) -> Iterator[Iterable[Any] | None]:
