@@ -83,9 +83,7 @@ collect_ignore = (
     []
     if find_spec("pyspark.sql.streaming.tws_tester")
     else [
-        "unit/operator/test_pandas_columns.py",
-        "unit/operator/test_spilled_frames.py",
-        "unit/operator/values/test_pandas.py",
+        "unit/values/test_pandas.py",
         "unit/testing/test_contract.py",
     ]
 )

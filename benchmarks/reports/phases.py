@@ -46,16 +46,16 @@ PHASES: dict[str, tuple[str, ...]] = {
         for name in ("get", "get_many", "get_prefetched", "scan", "has_any_below", "first_below")
     ),
     "decode": (
-        f"{_OPERATOR}.values.codec:TupleCodec.decode",
+        "pyspark_ckpt.values.codec:TupleCodec.decode",
         *(
-            f"{_OPERATOR}.values.state_columns:ValueColumns.{name}"
+            f"pyspark_ckpt.values.state_columns:ValueColumns.{name}"
             for name in ("frame", "table", "stored_frame", "stored_table")
         ),
     ),
     "encode": (
-        f"{_OPERATOR}.values.codec:TupleCodec.encode",
-        f"{_OPERATOR}.values.state_columns:ValueColumns.rows",
-        f"{_OPERATOR}.values.state_columns:ValueColumns.encoded",
+        "pyspark_ckpt.values.codec:TupleCodec.encode",
+        "pyspark_ckpt.values.state_columns:ValueColumns.rows",
+        "pyspark_ckpt.values.state_columns:ValueColumns.encoded",
     ),
     "write": tuple(
         f"{_OPERATOR}.table.table:StateTable.{name}"

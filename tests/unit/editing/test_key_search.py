@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 from pyspark.sql import types as T
-from tests.unit.operator.values.test_message_pack_columns import in_arrow
 
 from pyspark_ckpt.editing.key_search import KeyBytes
 from pyspark_ckpt.values.codec import TupleCodec
 from pyspark_ckpt.values.encoded import Form, encoded_tuples
+from tests.unit.operator.rows.sent import sent_columns
 from tests.unit.operator.spark_values import struct
 
 NOON = datetime.datetime.fromisoformat("2026-11-28T12:00:00.000001")
@@ -33,7 +33,7 @@ LEAVES: list[tuple[T.DataType, Any]] = [
 def key(kinds: list[T.DataType], values: list[Any]) -> bytes:
     """Return a key as it is stored, without its key group."""
     schema = struct(*kinds)
-    return encoded_tuples(in_arrow(schema, [tuple(values)]), schema, Form.KEY)[0].as_py()
+    return encoded_tuples(sent_columns(schema, [tuple(values)]), schema, Form.KEY)[0].as_py()
 
 
 def value(kinds: list[T.DataType], values: list[Any]) -> bytes:

@@ -11,10 +11,14 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import types as T
-from pyspark.sql.conversion import LocalDataToArrowConversion
 
 from pyspark_ckpt.operator.rows.input import KEY_GROUP, TOKEN
 from pyspark_ckpt.values.arrow import viewed
+
+try:
+    from pyspark.sql.conversion import LocalDataToArrowConversion
+except ImportError:  # PySpark 4.0
+    from pyspark.sql.connect.conversion import LocalDataToArrowConversion
 
 _AS_OTHERS = {
     re.compile('"interval (?:year|month)(?: to month)?"'): '"integer"',
