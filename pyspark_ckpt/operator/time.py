@@ -144,13 +144,6 @@ def never_late_column() -> Column:
     return F.lit(NEVER_LATE).alias(_EVENT_TIME, metadata={WATERMARK_DELAY: 0})
 
 
-def end_of_window_column(window: Column, delay_ms: int) -> Column:
-    """Return a column of event time in microseconds, which is that of a window for Spark."""
-    by_position = window.cast("struct<c0: timestamp, c1: timestamp>")
-    end = F.coalesce(F.unix_micros(by_position["c1"]), F.lit(NEVER_LATE))
-    return end.alias(_EVENT_TIME, metadata={WATERMARK_DELAY: delay_ms})
-
-
 def instant_ms(given: Any) -> int:
     """Return an instant in milliseconds since 1970.
 

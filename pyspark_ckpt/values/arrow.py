@@ -12,6 +12,7 @@ from itertools import islice
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import types as T
 
 from pyspark_ckpt.values.columns import leaf_values, plain_times, with_nulls
@@ -51,26 +52,47 @@ def in_type(column: Any, wanted: pa.DataType) -> Any:
 
 
 def viewed(column: pa.Array, wanted: pa.DataType) -> pa.Array:
-    """Return an array in another type of the same buffers, without a copy.
+    """Return an array in another type of the same buffers; only large ones are copied.
 
-    Arrow's own view leaves lists and maps of nulls with fewer nulls than they say they have, and
-    refuses the variants of Spark that are null.
+    Types are compared by place, so fields of a struct may have other names. Arrow's own view leaves
+    lists and maps of nulls with fewer nulls than they say they have, and refuses the variants of
+    Spark that are null.
     """
     kind = column.type
     if kind == wanted:
         return column
+    if _is_large(kind) and not _is_large(wanted):
+        return viewed(_small(column), wanted)
     buffers, offset = column.buffers()[:2], column.offset
     if pa.types.is_struct(kind) and wanted.num_fields == kind.num_fields:
         buffers, offset = [column.is_valid().buffers()[1] if column.null_count else None], 0
         inner = [column.field(place) for place in range(kind.num_fields)]
     elif pa.types.is_map(kind):
         inner = [pa.StructArray.from_arrays([column.keys, column.items], names=["key", "value"])]
-    elif pa.types.is_list(kind):
+    elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
         inner = [column.values]
     else:
         return column.view(wanted)
     children = [viewed(one, wanted.field(place).type) for place, one in enumerate(inner)]
     return pa.Array.from_buffers(wanted, len(column), buffers, offset=offset, children=children)
+
+
+def _is_large(kind: pa.DataType) -> bool:
+    is_large = (pa.types.is_large_string, pa.types.is_large_binary, pa.types.is_large_list)
+    return any(is_it(kind) for is_it in is_large)
+
+
+def _small(column: pa.Array) -> pa.Array:
+    """Return an array of a large type in the usual one; ArrowInvalid if it has too much."""
+    if not pa.types.is_large_list(column.type):
+        is_text = pa.types.is_large_string(column.type)
+        return column.cast(pa.string() if is_text else pa.binary())
+    offsets = column.offsets
+    first, last = offsets[0].as_py(), offsets[-1].as_py()
+    mask = column.is_null() if column.null_count else None
+    items = column.values.slice(first, last - first)
+    small = pc.subtract(offsets, first).cast(pa.int32())
+    return pa.ListArray.from_arrays(small, items, mask=mask)
 
 
 def _has_nulls_inside(kind: pa.DataType) -> bool:

@@ -19,7 +19,6 @@ from pyspark_ckpt.values.arrow import (
     ColumnStyle,
     a_list,
     arrow_type,
-    in_type,
     plain_values,
     python_values,
     viewed,
@@ -45,25 +44,30 @@ NOT_HELD = (ValueError, OverflowError, OSError, pa.ArrowException)
 
 
 def retyped(column: pa.Array, wanted: pa.DataType) -> pa.Array:
-    """Return a column that Spark has sent in the library's type for it; mostly without a copy.
+    """Return a column that Spark has sent in the library's type for it, without a copy.
 
-    Spark's types differ in the time zone's name, and in what they say of nulls and names.
+    Spark's types differ in the time zone's name, and in what they say of nulls and names. Large
+    texts and binaries, which Spark's conf may ask for, stay large.
     """
-    if column.type == wanted:
-        return column
-    try:
-        return viewed(column, wanted)
-    except pa.ArrowInvalid:  # large texts, if Spark's conf asks for them
-        try:
-            return in_type(column, wanted)
-        except pa.ArrowInvalid:
-            if not _is_large(column.type):
-                raise
-            return column
+    return viewed(column, _with_large(column.type, wanted))
 
 
-def _is_large(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_large_string(kind) or pa.types.is_large_binary(kind))
+def _with_large(kind: pa.DataType, wanted: pa.DataType) -> pa.DataType:
+    """Return a wanted type in which large leaves of a type stay large; by place, not by name."""
+    if pa.types.is_large_string(kind) or pa.types.is_large_binary(kind):
+        return kind
+    if pa.types.is_struct(kind):
+        inner = [
+            field.with_type(_with_large(kind.field(n).type, field.type))
+            for n, field in enumerate(wanted)
+        ]
+        return pa.struct(inner)
+    if pa.types.is_map(kind):
+        key, value = kind.key_type, kind.item_type
+        return pa.map_(_with_large(key, wanted.key_type), _with_large(value, wanted.item_type))
+    if pa.types.is_list(kind):
+        return pa.list_(_with_large(kind.value_type, wanted.value_type))
+    return wanted
 
 
 def row_columns(time_zone: str) -> ColumnStyle:
@@ -212,7 +216,7 @@ def newest_ms(column: pa.Array, bounds: Sequence[int]) -> list[int | None]:
 
 
 _PIECE_BYTES = 1 << 30
-"""Columns of texts are cut into pieces of this size, if they have more than one array can have."""
+"""Columns are cut into pieces of this size, if they have more bytes than one array can have."""
 
 
 def shown_column(data_type: T.DataType, column: pa.Array) -> pa.Array | pa.ChunkedArray:
@@ -223,12 +227,10 @@ def shown_column(data_type: T.DataType, column: pa.Array) -> pa.Array | pa.Chunk
     wanted = arrow_type(data_type)
     if column.type == wanted:
         return column
-    try:
-        return column.cast(wanted)
-    except pa.ArrowInvalid:
-        if not _is_large(column.type):
-            raise
-    return pa.chunked_array([piece.cast(wanted) for piece in _small_pieces(column)], wanted)
+    if column.nbytes <= _PIECE_BYTES:
+        return viewed(column, wanted)
+    pieces = [viewed(piece, wanted) for piece in _small_pieces(column)]
+    return pa.chunked_array(pieces, wanted)
 
 
 def _small_pieces(column: pa.Array) -> Iterator[pa.Array]:

@@ -311,17 +311,27 @@ def _time(
     )  # fmt: skip
 
 
-_FIRST_YEAR_WITH_SIGN = int(np.datetime64("10000-01-01", "us").astype(np.int64))
+_YEAR_0, _YEAR_10000 = (
+    int(np.datetime64(day, "us").astype(np.int64)) for day in ("0000-01-01", "10000-01-01")
+)
 
 
 def _local_time_texts(microseconds: np.ndarray[Any, Any]) -> list[str]:
     """Return timestamps without a zone as Spark casts them to text."""
     texts = np.datetime_as_string(microseconds.astype("datetime64[us]")).tolist()
     plain = [text.replace("T", " ").rstrip("0").rstrip(".") for text in texts]
-    if (microseconds < _FIRST_YEAR_WITH_SIGN).all():
+    if ((microseconds >= _YEAR_0) & (microseconds < _YEAR_10000)).all():
         return plain
-    signs = np.where(microseconds < _FIRST_YEAR_WITH_SIGN, "", "+").tolist()
-    return [sign + text for sign, text in zip(signs, plain, strict=True)]
+    return list(map(_with_year_of_spark, plain))
+
+
+def _with_year_of_spark(text: str) -> str:
+    if text.startswith("Na"):  # NumPy has another meaning for the least integer
+        return "-290308-12-21 19:59:05.224192"
+    if text.startswith("-"):
+        year, rest = text[1:].split("-", 1)
+        return f"-{year.zfill(4)}-{rest}"
+    return f"+{text}" if len(text.split("-", 1)[0]) > 4 else text
 
 
 _DATE = r"\s*[+-]?\d+-\d{1,2}-\d{1,2}"

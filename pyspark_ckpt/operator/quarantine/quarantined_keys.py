@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 from typing import Any
 
@@ -132,8 +133,7 @@ class QuarantinedKeys:
         assert self._keeping is not None
         rows = [(self._epoch, *values) for values in self._keeping.values(sent)]
         _, state = self._open_states()
-        assert self._row_schema is not None
-        codec = TupleCodec(self._row_schema, self._where).plain
+        codec = self._row_codec
         key = self.found[self._current]
         key = msgspec.structs.replace(
             key,
@@ -220,6 +220,11 @@ class QuarantinedKeys:
                 f"schema {stored}; now rows have {self._row_schema.json()}: release the keys "
                 "before the columns of the input change"
             )
+
+    @cached_property
+    def _row_codec(self) -> TupleCodec:
+        assert self._row_schema is not None  # the operator has a quarantine
+        return TupleCodec(self._row_schema, self._where, style=None)
 
     def _open_states(self) -> tuple[ValueState, ListState]:
         """Return the two states, made if they are new."""

@@ -365,8 +365,10 @@ class InputColumns:
             return arrow_array(data_type, [decode(value)[0] for value in values])
         if key_form_of(data_type) is KeyForm.TEXT:
             # Arrow cannot read years before the first and after 9999.
-            texts = ["NaT" if value is None else value for value in values]
-            return pa.array(np.array(texts, "datetime64[us]"))
+            texts = ["1970-01-01" if value is None else value for value in values]
+            times = np.array(texts, "datetime64[us]").astype(np.int64)
+            nulls = np.array([value is None for value in values], bool)
+            return pa.array(times, mask=nulls).view(arrow_type(data_type))
         return arrow_array(data_type, values)
 
     def _values(self, index: int, column: pa.Array) -> list[Any]:

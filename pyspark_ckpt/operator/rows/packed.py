@@ -7,6 +7,7 @@ be lists, and variants are their two binaries.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
@@ -15,7 +16,6 @@ from pyspark.sql import types as T
 from pyspark_ckpt.values.arrow import arrow_array, arrow_type, plain_values, viewed
 from pyspark_ckpt.values.codec import TupleCodec
 from pyspark_ckpt.values.encoded import Form, encoded_tuples, stored_columns
-from pyspark_ckpt.values.shown import retyped
 
 
 class PackedColumns:
@@ -31,7 +31,7 @@ class PackedColumns:
     def packed(self, columns: Sequence[pa.Array]) -> list[pa.Array]:
         """Return columns as they come from Spark in packed types."""
         return [
-            viewed(retyped(column, own), packed)
+            viewed(viewed(column, own), packed)
             for column, own, packed in zip(columns, self._own, self._packed, strict=True)
         ]
 
@@ -64,6 +64,10 @@ class RowPacking:
         self.schema = schema
         self._columns = PackedColumns(schema)
 
+    @cached_property
+    def _codec(self) -> TupleCodec:
+        return TupleCodec(self._columns.schema, "a packed row", style=None)
+
     def pack(self, batch: pa.RecordBatch) -> pa.BinaryArray:
         """Return each row as bytes."""
         columns = self._columns.packed([batch.column(name) for name in self.schema.names])
@@ -73,8 +77,7 @@ class RowPacking:
         """Return rows as a record batch."""
         columns = stored_columns(rows, self._columns.schema, b"")
         if columns is None:
-            codec = TupleCodec(self._columns.schema, "a packed row", style=None)
-            arrays = self._columns.of_plain(list(map(codec.decode, rows)))
+            arrays = self._columns.of_plain(list(map(self._codec.decode, rows)))
         else:
             arrays = self._columns.unpacked(columns)
         return pa.RecordBatch.from_arrays(arrays, names=self.schema.names)

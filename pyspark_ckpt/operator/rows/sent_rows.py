@@ -29,15 +29,28 @@ def joined(batches: SentRows) -> pa.RecordBatch:
     table = pa.Table.from_batches(batches)
     large = [_large(column) for column in table.columns]
     names = table.schema.names
-    whole = pa.table(large, names=names).combine_chunks().to_batches()
-    assert len(whole) <= 1  # another batch would be lost
+    try:
+        whole = pa.table(large, names=names).combine_chunks().to_batches()
+    except pa.ArrowInvalid as exc:
+        raise _too_large(table) from exc
+    if len(whole) > 1:
+        raise _too_large(table)
     return whole[0] if whole else pa.RecordBatch.from_pylist([], table.schema)
+
+
+def _too_large(table: pa.Table) -> ValueError:
+    column = max(table.columns, key=lambda one: one.nbytes)
+    return ValueError(
+        f"a column of {column.type} has {column.nbytes} bytes in the rows that are handled "
+        "together, more than one Arrow array can have; lower spark.ckpt.execution.memory-limit"
+    )
 
 
 def _large(column: pa.ChunkedArray) -> pa.ChunkedArray:
     if column.nbytes <= _MOST_BYTES:
         return column
-    return in_type(column, _large_type(column.type))
+    wanted = _large_type(column.type)
+    return pa.chunked_array([in_type(chunk, wanted) for chunk in column.chunks], wanted)
 
 
 def _large_type(kind: pa.DataType) -> pa.DataType:

@@ -25,6 +25,7 @@ NO_KEY_GROUP = -1
 """The key group of rows that belong to no key."""
 
 _SHARED = (KEY_GROUP, TOKEN)
+_FLAG = "__ckpt_is_"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class SideRows:
     @property
     def flag(self) -> str:
         """The name of the column that marks the side's rows."""
-        return f"__ckpt_is_{self.name}"
+        return f"{_FLAG}{self.name}"
 
     def own_name(self, name: str) -> str:
         """Return the name that a column of the union has among the side's own columns."""
@@ -69,7 +70,8 @@ class SideRows:
 
         The second is ``None`` if the batch has no row of the side.
         """
-        is_side = sent.column(self.flag)
+        # A row that came in with another side has no flag of this one.
+        is_side = sent.column(self.flag).fill_null(False)  # noqa: FBT003  # of Arrow
         if not is_side.true_count:
             return sent, None
         return sent.filter(pc.invert(is_side)), self._own_columns(sent.filter(is_side))
@@ -81,11 +83,13 @@ class SideRows:
 
 
 def _fillers(schema: T.StructType) -> list[Column]:
-    return [
-        F.lit(None).cast(field.dataType).alias(field.name)
-        for field in schema.fields
-        if field.name not in _SHARED
-    ]
+    return [_filler(field) for field in schema.fields if field.name not in _SHARED]
+
+
+def _filler(field: T.StructField) -> Column:
+    is_flag = field.name.startswith(_FLAG)
+    value = F.expr("false") if is_flag else F.lit(None).cast(field.dataType)
+    return value.alias(field.name)
 
 
 def read_divided(

@@ -15,7 +15,6 @@ import warnings
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from functools import partial
-from itertools import chain
 from typing import Any
 
 import pandas as pd
@@ -149,7 +148,8 @@ class SubtaskFunction:
         """Process an epoch's rows, which the worker hands over in Arrow."""
         first = next(batches)  # if the state has timed out, it has the token and no row
         token = first.column(TOKEN)[0].as_py()
-        rows = iter(()) if state.hasTimedOut else chain([first], batches)
+        rows = iter(()) if state.hasTimedOut else _again([first], batches)
+        del first  # it may be spilled before the others come
         yield from self.process(token, rows, state)
 
     @leaves_no_garbage
@@ -315,3 +315,11 @@ def _checkpoints_storage(runtime: Runtime, where: str) -> Storage:
             "inside the checkpointLocation: install the library in their Python too, or set "
             "spark.ckpt.execution.checkpointing.dir to a directory that they reach"
         ) from exc
+
+
+def _again(
+    held: list[pa.RecordBatch], following: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    while held:
+        yield held.pop()
+    yield from following

@@ -227,7 +227,6 @@ def test_restart_before_the_first_commit(job: Job) -> None:
     assert numbers(checkpoint) == len(KEYS)
 
 
-@pytest.mark.wide
 def test_beside_other_operators(job: Job) -> None:
     """One of two operators has an initial state and broadcast rows; one of Spark's follows."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -83,6 +84,22 @@ def test_keys_are_those_that_the_plan_sends(
     place = KeyPlaces(schema, 128).place
     wanted = [place(row)[1] for row in rows]
     assert encoded_tuples(sent_columns(schema, rows), schema, Form.KEY).to_pylist() == wanted
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "-290308-12-21 19:59:05.224192", "-10000-01-01 00:00:00", "-0999-12-31 23:59:59.5",
+        "-0001-03-01 00:00:00", "0000-01-01 00:00:00", "0999-01-01 00:00:00.000001",
+        "9999-12-31 23:59:59.999999", "+10000-01-01 00:00:00", "+294247-01-10 04:00:54.775807",
+    ],
+)  # fmt: skip
+def test_a_local_time_in_a_key_is_the_text_of_sparks_cast(text: str) -> None:
+    schema = struct(T.TimestampNTZType())
+    time = np.array([text], "datetime64[us]").astype(np.int64)  # the least is none to NumPy
+    column = pa.array(time).view(pa.timestamp("us"))
+    (key,) = encoded_tuples([column], schema, Form.KEY).to_pylist()
+    assert msgspec.msgpack.decode(key) == [text]
 
 
 TIMES: list[tuple[T.DataType, pa.DataType]] = [

@@ -5,8 +5,9 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import types as T
 
+from pyspark_ckpt.values.arrow import arrow_type, viewed
 from pyspark_ckpt.values.given import cast
-from pyspark_ckpt.values.shown import shown_column
+from pyspark_ckpt.values.shown import retyped, shown_column
 
 
 @pytest.mark.parametrize("wanted", [pa.string(), pa.large_string(), pa.binary(), pa.large_binary()])
@@ -34,3 +35,26 @@ def test_more_text_than_one_array_can_have(place: int) -> None:
     assert shown[-1].as_py() == "vwxyz"
     assert place or shown[0].as_py() == "abc"
     assert [len(each.as_buffer()) for each in shown] == np.diff(offsets).tolist()[place:]
+
+
+def test_large_texts_of_fields_with_one_name_stay_where_they_are() -> None:
+    """Arrow's cast takes fields by name, and a struct may have two of one name."""
+    twice = T.StructType([T.StructField("a", T.StringType()), T.StructField("a", T.StringType())])
+    large = [pa.array([text, None], pa.large_string()) for text in ("x", "y")]
+    sent = pa.StructArray.from_arrays(large, names=["c0", "c1"])
+    column = retyped(sent, arrow_type(twice))
+    assert [text.to_pylist() for text in column.flatten()] == [["x", None], ["y", None]]
+    shown = shown_column(twice, column)
+    assert shown.type == arrow_type(twice)
+    assert [text.to_pylist() for text in shown.flatten()] == [["x", None], ["y", None]]
+
+
+@pytest.mark.parametrize("cut", [0, 1, 2])
+def test_large_columns_come_back_in_their_own_types(cut: int) -> None:
+    kind = T.ArrayType(T.StructType([T.StructField("s", T.StringType())]))
+    rows = [[{"s": "x"}, None], None, [], [{"s": None}], [{"s": "yz"}] * 3]
+    large = pa.large_list(pa.struct([("s", pa.large_string())]))
+    column = viewed(pa.array(rows, large).slice(cut), arrow_type(kind))
+    column.validate(full=True)
+    assert column.type == arrow_type(kind)
+    assert column.to_pylist() == rows[cut:]
