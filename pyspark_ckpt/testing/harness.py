@@ -5,12 +5,14 @@ from __future__ import annotations
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow as pa
 from pyspark.sql import Row
 from pyspark.sql import types as T
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
@@ -21,29 +23,32 @@ from pyspark_ckpt.operator.descriptor import MigrationDescriptor, OnError, Opera
 from pyspark_ckpt.operator.modes.mode import ARROW, BATCHES, PANDAS, ROWS, Mode, modes_of_class
 from pyspark_ckpt.operator.plan.operator import OperatorArguments, check_quarantines_keys
 from pyspark_ckpt.operator.quarantine.releases import EVERY_KEY, NO_KEY
+from pyspark_ckpt.operator.rows.input import InputColumns
 from pyspark_ckpt.operator.rows.keys import check_max_parallelism
+from pyspark_ckpt.operator.rows.mode import RowForm
 from pyspark_ckpt.operator.rows.output import OutputRows
+from pyspark_ckpt.operator.rows.sides import BroadcastRows
 from pyspark_ckpt.operator.state.list import ListState
 from pyspark_ckpt.operator.state.map import MapState
 from pyspark_ckpt.operator.state.operator_states import RawState
 from pyspark_ckpt.operator.state.value import ValueState
 from pyspark_ckpt.settings import read_settings
-from pyspark_ckpt.testing.given_input import (
-    EventTime,
-    GivenColumns,
-    GivenInput,
-    GivenKey,
-    GivenKeys,
-    frame_of_frames,
-    frame_of_rows,
-    frame_with_key_columns,
-    parse_schema,
-)
 from pyspark_ckpt.testing.harness_clock import HarnessClock
+from pyspark_ckpt.testing.harness_input import (
+    EventTime,
+    Given,
+    GivenRows,
+    HarnessInput,
+    HarnessKey,
+    HarnessMode,
+    SeenColumns,
+)
 from pyspark_ckpt.testing.harness_subtask import CrashStep, HarnessSubtask, NotedStates
 from pyspark_ckpt.testing.kept_output import KeptOutput
+from pyspark_ckpt.testing.schema_text import parse_schema
 from pyspark_ckpt.testing.snapshot import Snapshot, put_back, take
 from pyspark_ckpt.values.codec import Value
+from pyspark_ckpt.values.time_zones import SESSION_ZONE
 
 OF_OPERATOR: Any = object()
 """Replaces the key where a state belongs to no key, because ``None`` is a key."""
@@ -65,9 +70,12 @@ class ProcessorHarness:
     * Values must fit the schema of their state. An error of the processor becomes a
       ``ProcessorError`` with the key.
 
-    Rows and frames reach the processor as you give them; a query gives them the types of its
-    columns. They need not have the key columns. The state is in a temporary directory, which is
-    deleted with the harness.
+    Rows, frames and keys reach the processor as in a query: with the values that columns of Spark
+    have. Their types are those that ``spark.createDataFrame`` finds in all values so far, unless
+    you give `inputStructType`: a local time without a zone, say, is a ``timestamp``, a Row in a Row
+    arrives as a dict. The column of a key has one type. Rows need not have the key columns; a key
+    that is a tuple stays one. The state is in a temporary directory, which is deleted with the
+    harness.
 
     Parameters
     ----------
@@ -101,12 +109,16 @@ class ProcessorHarness:
         The schema that output is checked against, and in whose form it is returned: as from
         ``collect`` or ``toPandas``. Without it, output is returned as yielded.
     conf : Mapping of str to str, optional
-        Settings of a query, such as ``spark.ckpt.execution.memory-limit``.
+        Settings of a query, such as ``spark.ckpt.execution.memory-limit``. The session's time zone
+        is ``spark.sql.session.timeZone``, by default UTC.
     failOnLostAttributes : bool
         Whether an epoch fails if the processor changes attributes outside of ``init``. A query
         logs one warning.
     onError : str
         ``fail``, or ``quarantine`` as for ``transformWithState``; see :meth:`release`.
+    inputStructType : StructType or str, optional
+        The columns of the rows, without a key that is not among them. By default they are found in
+        the values.
 
     Raises
     ------
@@ -145,13 +157,13 @@ class ProcessorHarness:
         conf: Mapping[str, str] | None = None,
         failOnLostAttributes: bool = False,
         onError: str = "fail",
+        inputStructType: T.StructType | str | None = None,
     ) -> None:
         if initialStateRow is not None and initialStatePandas is not None:
             raise HarnessUseError(
                 f"operator {uid!r}: give initialStateRow or initialStatePandas, not both"
             )
-        schema = outputStructType
-        schema = parse_schema(schema) if isinstance(schema, str) else schema
+        schema, rows_schema = _parsed(outputStructType), _parsed(inputStructType)
         arguments = OperatorArguments.checked(
             processor,
             schema or T.StructType(),
@@ -163,8 +175,6 @@ class ProcessorHarness:
         )
         refuse_arrow(processor, uid)
         mode = modes_of_class(processor)[0]
-        if mode is ROWS and initialStatePandas is not None:
-            mode = PANDAS
         if arguments.on_error is OnError.QUARANTINE:
             check_quarantines_keys(mode, f"operator {uid!r}")
         chosen = check_max_parallelism(maxParallelism, 1)
@@ -187,9 +197,19 @@ class ProcessorHarness:
         subtask.fails_on_lost_attributes = failOnLostAttributes
         clock = HarnessClock(arguments.time_mode, eventTimeExtractor, subtask.where)
         self._subtask = subtask
-        self._keys = GivenKeys(chosen, keyColumns)
+        self._input = HarnessInput(
+            chosen,
+            keyColumns,
+            (conf or {}).get(SESSION_ZONE, "UTC"),
+            subtask.where,
+            has_event_time=eventTimeExtractor is not None,
+            keys_are_columns=mode is BATCHES,
+            schema=rows_schema,
+        )
         self._clock = clock
-        self._epochs = HarnessEpochs(subtask, self._keys, clock, mode, schema)
+        self._epochs = HarnessEpochs(
+            subtask, self._input, clock, schema, is_batches=mode is BATCHES
+        )
         clock.ages = subtask.first_init(clock.now())
         self._epochs.over_initial_state(initialStateRow or initialStatePandas or ())
 
@@ -207,6 +227,7 @@ class ProcessorHarness:
         outputStructType: T.StructType | str | None = None,
         conf: Mapping[str, str] | None = None,
         onError: str = "fail",
+        inputStructType: T.StructType | str | None = None,
     ) -> ProcessorHarness:
         """Return a new harness that starts from a snapshot, perhaps with another processor.
 
@@ -231,6 +252,8 @@ class ProcessorHarness:
         conf : Mapping of str to str, optional
             As for the constructor.
         onError : str
+            As for the constructor.
+        inputStructType : StructType or str, optional
             As for the constructor.
 
         Returns
@@ -258,11 +281,12 @@ class ProcessorHarness:
             uid=snapshot.handle.uid,
             backend=backend,
             maxParallelism=snapshot.handle.max_parallelism,
-            keyColumns=snapshot.key_columns,
+            keyColumns=len(snapshot.columns.keys.fields),
             migrations=migrations,
             outputStructType=outputStructType,
             conf=conf,
             onError=onError,
+            inputStructType=inputStructType,
         )
         harness.restore(snapshot)
         return harness
@@ -357,7 +381,7 @@ class ProcessorHarness:
         Examples
         --------
         >>> harness.testMany({"ada": [Row(city="Oslo")], "bob": [Row(city="Lima")]})
-        [Row(user='bob', n=1), Row(user='ada', n=3)]
+        [Row(user='ada', n=3), Row(user='bob', n=1)]
         """
         return self._epochs.over_keys(list(input.items()))
 
@@ -561,12 +585,10 @@ class ProcessorHarness:
         >>> harness.quarantinedKeys()
         {}
         """
-        found = self._subtask.quarantined(self._clock.now()).errors
-        known = self._keys.known
-        return {
-            known[encoded] if self._keys.columns > 1 else known[encoded][0]: error
-            for encoded, error in found.items()
-        }
+        columns = self._input.columns()
+        found = self._subtask.quarantined(columns, self._clock.now())
+        keys = zip(map(columns.decode_key, found), found.values(), strict=True)
+        return {key[0] if len(key) == 1 else tuple(key): error for key, error in keys}
 
     def release(self, keys: Sequence[Any] | None = None) -> Any:
         """Give the rows of quarantined keys to the processor, in an epoch without other rows.
@@ -589,11 +611,10 @@ class ProcessorHarness:
         >>> harness.release()
         []
         """
-        wanted = keys if keys is None else [self._keys.given(key).encoded for key in keys]
+        wanted = keys if keys is None else [self._input.key(key).encoded for key in keys]
         self._subtask.releases.next = EVERY_KEY if wanted is None else frozenset(wanted)
         try:
-            quarantined = self._subtask.quarantined(self._clock.now())
-            return self._epochs.releasing(in_frames=quarantined.in_frames)
+            return self._epochs.without_rows()
         finally:
             self._subtask.releases.next = NO_KEY
 
@@ -624,7 +645,7 @@ class ProcessorHarness:
         >>> snapshot.time_mode
         'ProcessingTime'
         """
-        return take(self._subtask, self._keys, self._clock)
+        return take(self._subtask, self._input, self._clock)
 
     def restore(self, snapshot: Snapshot) -> None:
         """Return to a snapshot, of this harness or of another one with the same uid.
@@ -649,7 +670,7 @@ class ProcessorHarness:
         >>> harness.peekValueState("count", "ada")
         (2,)
         """
-        put_back(snapshot, self._subtask, self._keys, self._clock)
+        put_back(snapshot, self._subtask, self._input, self._clock)
 
     def peek(self, stateName: str, key: Any = OF_OPERATOR) -> Any:
         """Return what a state of any kind holds.
@@ -786,7 +807,7 @@ class ProcessorHarness:
         >>> harness.peekTimers("ada")
         [60000]
         """
-        given = self._keys.given(key)
+        given = self._input.key(key)
         return self._subtask.look(
             self._clock.now(), lambda states: list(states.listTimers()), given
         )
@@ -926,7 +947,7 @@ class ProcessorHarness:
         self._edit(stateName, key, lambda state: state.clear())
 
     def _peek(self, name: str, key: Any, *classes: type) -> Any:
-        given = None if key is OF_OPERATOR else self._keys.given(key)
+        given = None if key is OF_OPERATOR else self._input.key(key)
 
         def content(states: NotedStates) -> Any:
             noted = states.noted(name, *classes)
@@ -943,7 +964,7 @@ class ProcessorHarness:
     def _edit(self, name: str, key: Any, change: Callable[[Any], None], *classes: type) -> None:
         self._subtask.edit(
             self._clock.now(),
-            [(self._keys.given(key), name)],
+            [(self._input.key(key), name)],
             lambda _processor, states, _key, name: change(states.noted(name, *classes).state),
         )
 
@@ -954,43 +975,44 @@ class HarnessEpochs:
     def __init__(
         self,
         subtask: HarnessSubtask,
-        keys: GivenKeys,
+        input: HarnessInput,
         clock: HarnessClock,
-        mode: Mode,
         schema: T.StructType | None,
+        *,
+        is_batches: bool,
     ) -> None:
         self._subtask = subtask
-        self._keys = keys
+        self._input = input
         self._clock = clock
-        self._mode = mode
         self._schema = schema
-        self._key_names: Sequence[str] = ()
-        """The names of the key columns, as far as a test has given them."""
+        self._is_batches = is_batches
 
-    def over_keys(self, input: Sequence[tuple[Any, Any]]) -> Any:
+    def over_keys(self, input: Sequence[tuple[Any, Given]]) -> Any:
         """Process the rows or the frame of each key."""
         where = self._subtask.where
-        if self._mode is BATCHES:
+        if self._is_batches:
             raise PlanError(f"{where}: a BatchProcessor is tested by testInBatches: call that")
-        in_frames = {isinstance(rows, pd.DataFrame) for _, rows in input}
-        if len(in_frames) > 1:
+        forms = {isinstance(rows, pd.DataFrame) for _, rows in input}
+        if len(forms) > 1:
             raise PlanError(
                 f"{where}: some keys have lists of rows and others have frames: give all keys "
                 "lists of rows, or all frames"
             )
-        if in_frames:
-            self._mode = PANDAS if in_frames == {True} else ROWS
-        given = [(self._keys.given(key), rows) for key, rows in input]
-        in_time = [(key, self._clock.in_time(rows)) for key, rows in given if len(rows)]
-        with_rows = [(key, rows) for key, rows in in_time if len(rows)]
-        without_rows = [(key, rows) for key, rows in given if not len(rows)]
-        frame = frame_of_frames if self._mode is PANDAS else frame_of_rows
-        return self._epoch([frame(with_rows)] if with_rows else [], without_rows=without_rows)
+        seen = self._input.with_keys(key for key, _ in input)
+        seen = self._input.with_rows([rows for _, rows in input], seen)
+        if forms:
+            seen = replace(seen, in_frames=forms == {True})
+        given = [(self._input.key(key, seen), rows) for key, rows in input]
+        in_time = [GivenRows(key, *self._clock.in_time(rows)) for key, rows in given if len(rows)]
+        with_rows = [each for each in in_time if len(each.rows)]
+        without_rows = [key for key, rows in given if not len(rows)]
+        batches = [self._input.batch(seen, with_rows)] if with_rows else []
+        return self._epoch(seen, batches, without_rows=without_rows)
 
     def over_batch(self, input: pd.DataFrame, key_names: Sequence[str]) -> Any:
         """Process rows of any keys; the keys are columns."""
         where = self._subtask.where
-        if self._mode is not BATCHES:
+        if not self._is_batches:
             raise PlanError(
                 f"{where}: testInBatches needs a BatchProcessor: call test or testInPandas"
             )
@@ -999,27 +1021,30 @@ class HarnessEpochs:
                 f"{where}: testInBatches got the key columns {list(key_names)}: name some of "
                 f"{list(input.columns)}"
             )
-        self._key_names = key_names
-        rows = self._clock.in_time(input)
-        if not len(rows):
-            return self.without_rows()
-        self._keys.columns = len(key_names)
-        return self._epoch([frame_with_key_columns(self._keys, rows, key_names)])
+        seen = self._input.with_key_names(self._input.with_rows([input]), key_names)
+        rows, times = self._clock.in_time(input)
+        assert isinstance(rows, pd.DataFrame)  # as given
+        batches = [self._input.batch_of_columns(seen, rows, times)] if len(rows) else []
+        return self._epoch(seen, batches)
 
     def over_initial_state(self, input: Sequence[tuple[Any, Any]]) -> None:
-        """Pass the initial state to the processor, one row or frame of a key at a time."""
+        """Pass the initial state to the processor, key by key."""
         if not input:
             return
-        clock = self._clock.now()
-        self._subtask.edit(
-            clock,
-            [(self._keys.given(key), one) for key, one in input],
-            lambda processor, _, key, one: processor.handleInitialState(
-                key.key, one, clock.timer_values
-            ),
-        )
+        in_frames = any(isinstance(one, pd.DataFrame) for _, one in input)
+        given = [(key, one if in_frames else [one]) for key, one in input]
+        seen = replace(self._input.with_keys(key for key, _ in given), in_frames=in_frames)
+        initial = self._input.with_initial_rows([rows for _, rows in given], seen)
+        rows = [
+            GivenRows(self._input.key(key, seen), rows, [None] * len(rows)) for key, rows in given
+        ]
+        columns = self._input.columns(initial)
+        calls = self._mode(seen).of_operator(columns, OutputRows(T.StructType(), ""))
+        batch = self._input.batch(initial, rows)
+        self._subtask.begin(columns, calls, self._clock.now(), batch)
+        self._input.seen = seen
 
-    def with_broadcast(self, input: Any) -> Any:
+    def with_broadcast(self, input: Given) -> Any:
         """Process the rows, or the frame, of a broadcast stream."""
         where, processor = self._subtask.where, self._subtask.processor
         if not hasattr(processor, "handleBroadcastRows"):
@@ -1028,46 +1053,60 @@ class HarnessEpochs:
                 "timerValues), which a broadcast stream needs: add the method"
             )
         in_frames = isinstance(input, pd.DataFrame)
-        if self._mode is BATCHES and not in_frames:
+        if self._is_batches and not in_frames:
             raise PlanError(f"{where}: a BatchProcessor gets frames: give a frame")
-        if self._mode is not BATCHES:
-            self._mode = PANDAS if in_frames else ROWS
-        rows = [input] if in_frames else list(input)
-        return self._epoch([], broadcast=iter(rows) if len(input) else None)
-
-    def releasing(self, *, in_frames: bool | None) -> Any:
-        """Release quarantined keys, whose rows came as given; ``None`` if there are no rows."""
-        if in_frames is not None:
-            self._mode = PANDAS if in_frames else ROWS
-        return self._epoch([])
+        seen = replace(self._input.with_broadcast(input), in_frames=in_frames)
+        if not len(input):
+            return self._epoch(seen, [])
+        columns = InputColumns(seen.broadcast, [], self._input.time_zone)
+        broadcast = BroadcastRows(columns, RowForm.PANDAS if in_frames else RowForm.ROWS)
+        batch = self._input.broadcast_batch(seen, input, broadcast.side)
+        return self._epoch(seen, [batch], broadcast)
 
     def without_rows(self) -> Any:
-        """Fire the timers that are due."""
-        return self._epoch([])
+        """Fire the timers that are due, and release quarantined keys."""
+        return self._epoch(self._input.seen, [])
 
     def _epoch(
         self,
-        frames: list[pd.DataFrame],
-        broadcast: Iterator[Any] | None = None,
-        without_rows: Sequence[tuple[GivenKey, Any]] = (),
+        seen: SeenColumns,
+        batches: list[pa.RecordBatch],
+        broadcast: BroadcastRows | None = None,
+        without_rows: Sequence[HarnessKey] = (),
     ) -> Any:
-        crash = self._subtask.crash
-        columns = GivenColumns(self._keys, self._key_names)
-        output_rows = OutputRows(self._schema or T.StructType(), self._subtask.handle.uid)
-        mode = self._mode.of_operator(columns, output_rows)  # type: ignore[arg-type]  # has what modes use
+        crash, time_zone = self._subtask.crash, self._input.time_zone
+        output_rows = OutputRows(
+            self._schema or T.StructType(), self._subtask.handle.uid, time_zone=time_zone
+        )
+        mode = self._mode(seen)
+        calls = mode.of_operator(self._input.columns(seen), output_rows)
         output = KeptOutput(
-            None if self._schema is None else mode.new_output(),
+            None if self._schema is None else calls.new_output(),
             lambda: crash.reach(CrashStep.AFTER_FIRST_KEY),
             self._subtask.where,
-            in_frames=self._mode is not ROWS,
+            in_frames=mode is not ROWS,
+            time_zone=time_zone,
             schema=self._schema,
         )
-        given = GivenInput(mode, output, self._clock.event_time, without_rows)
-        parts: list[list[pd.DataFrame]] = [frames] if frames else []
-        if without_rows:
-            parts.append([])
-        self._subtask.process(parts, columns, given, self._clock.now(), broadcast)
+        self._subtask.process(
+            calls.columns,
+            HarnessMode(calls, output, self._input.without_rows(seen, without_rows)),
+            self._clock.now(),
+            batches,
+            broadcast,
+            calls_keys_without_rows=bool(without_rows),
+        )
+        self._input.seen = seen
         return output.result()
+
+    def _mode(self, seen: SeenColumns) -> Mode:
+        if self._is_batches:
+            return BATCHES
+        return PANDAS if seen.in_frames else ROWS
+
+
+def _parsed(schema: T.StructType | str | None) -> T.StructType | None:
+    return parse_schema(schema) if isinstance(schema, str) else schema
 
 
 def refuse_arrow(processor: object, uid: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,7 +12,7 @@ import pandas as pd
 from pyspark_ckpt.errors import ClockError, HarnessUseError, TimeModeError
 from pyspark_ckpt.formats.modes import TimeMode
 from pyspark_ckpt.operator.time import EpochClock, instant_ms
-from pyspark_ckpt.testing.given_input import EventTime, each_row
+from pyspark_ckpt.testing.harness_input import EventTime, Given, each_row
 
 
 class HarnessClock:
@@ -39,15 +39,18 @@ class HarnessClock:
         """Return the times of an epoch that begins now."""
         return EpochClock(self.mode, self.processing_time_ms, self.watermark_ms)
 
-    def in_time(self, rows: Any) -> Any:
-        """Return the rows of a list or frame that are not late."""
-        if self.mode is not TimeMode.EVENT_TIME or self.event_time is None:
-            return rows
+    def in_time(self, rows: Given) -> tuple[Given, Sequence[int | None]]:
+        """Return the rows of a list or frame that are not late, with their event times."""
+        if self.event_time is None:
+            return rows, [None] * len(rows)
         times = [self.event_time(row) for row in each_row(rows)]
+        if self.mode is not TimeMode.EVENT_TIME:
+            return rows, times
         kept = [time is None or time > (self.watermark_ms or 0) for time in times]
+        left = [time for time, is_kept in zip(times, kept, strict=True) if is_kept]
         if isinstance(rows, pd.DataFrame):
-            return rows[kept].reset_index(drop=True)
-        return [row for row, is_kept in zip(rows, kept, strict=True) if is_kept]
+            return rows[kept].reset_index(drop=True), left
+        return [row for row, is_kept in zip(rows, kept, strict=True) if is_kept], left
 
     @contextmanager
     def processing_time(self, given: Any) -> Iterator[None]:

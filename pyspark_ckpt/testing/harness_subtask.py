@@ -7,18 +7,16 @@ from __future__ import annotations
 
 import copy
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
-from functools import partial
-from itertools import count
+from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import TypeVar
 
 import msgspec
-import pandas as pd
-from pyspark.sql import types as T
+import pyarrow as pa
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from pyspark_ckpt.errors import CkptError, CrashedError, HarnessUseError, PlanError, ProcessorError
@@ -27,13 +25,19 @@ from pyspark_ckpt.migration import Migration
 from pyspark_ckpt.operator.descriptor import OnError, OperatorDescriptor, QuarantineLimits
 from pyspark_ckpt.operator.durable.local_copy import open_local_copy
 from pyspark_ckpt.operator.durable.materialization import EpochStart, materializer
+from pyspark_ckpt.operator.modes.calls import Calls
 from pyspark_ckpt.operator.plan.declared import copy_as_sent, no_instance
 from pyspark_ckpt.operator.quarantine.quarantined_keys import QuarantinedKeys
 from pyspark_ckpt.operator.quarantine.releases import NO_KEY, ReleasedKeys
-from pyspark_ckpt.operator.rows.sides import EpochInput
+from pyspark_ckpt.operator.rows.input import InputColumns
+from pyspark_ckpt.operator.rows.mode import InputMode
+from pyspark_ckpt.operator.rows.quarantined import QuarantinedRows
+from pyspark_ckpt.operator.rows.sent_rows import SentRows
+from pyspark_ckpt.operator.rows.sides import BroadcastRows, EpochInput, InitialRows
 from pyspark_ckpt.operator.run import lost_attributes
 from pyspark_ckpt.operator.run.barrier import end_epoch
 from pyspark_ckpt.operator.run.function import WRITES_SHARE, OperatorFunction
+from pyspark_ckpt.operator.run.processing import EpochProcessing
 from pyspark_ckpt.operator.schema.verdict import Outcome
 from pyspark_ckpt.operator.state.handle import GivenState, ProcessorHandle
 from pyspark_ckpt.operator.table.stored_keys import encode_key_group
@@ -45,13 +49,8 @@ from pyspark_ckpt.operator.time import EpochClock
 from pyspark_ckpt.restore.operators import check_states
 from pyspark_ckpt.settings import Settings
 from pyspark_ckpt.storage.open import LocalStorage
-from pyspark_ckpt.testing.given_input import (
-    GivenColumns,
-    GivenInput,
-    GivenKey,
-    ParsedSchemas,
-    is_frame_of_rows,
-)
+from pyspark_ckpt.testing.harness_input import HarnessKey, HarnessMode
+from pyspark_ckpt.testing.schema_text import ParsedSchemas
 from pyspark_ckpt.values.words import shortened, shown
 from state_backends import StateBackendError
 
@@ -60,8 +59,6 @@ Result = TypeVar("Result")
 _QUERY_ID = "harness"
 _SUBTASK = 0
 _BEFORE_THE_FIRST_EPOCH = -1
-_numbers = count()
-_kept: dict[int, _KeptRow] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +69,7 @@ class _Attempt:
     table: StateTable
     clock: EpochClock
     number: int
+    scratch: Path
 
 
 class HarnessSubtask:
@@ -104,16 +102,18 @@ class HarnessSubtask:
         self._settings = settings
         self._migrations = migrations
         self._schemas = ParsedSchemas()
-        self._key: GivenKey | None = None
+        self._key: HarnessKey | None = None
         self._migrates = False
 
     def process(
         self,
-        parts: Iterable[list[pd.DataFrame]],
-        columns: GivenColumns,
-        mode: GivenInput,
+        columns: InputColumns,
+        mode: HarnessMode,
         clock: EpochClock,
-        broadcast: Iterator[Any] | None = None,
+        batches: Iterable[pa.RecordBatch],
+        broadcast: BroadcastRows | None = None,
+        *,
+        calls_keys_without_rows: bool = False,
     ) -> None:
         """Process an epoch's rows and due timers, and commit it.
 
@@ -121,26 +121,18 @@ class HarnessSubtask:
         """
         with self._attempt(clock, self.crash.reach) as attempt:
             self.crash.reach(CrashStep.BEFORE_INIT)
-            function = OperatorFunction(
-                copy_as_sent(self.processor, self.handle.uid),
-                self._descriptor,
-                columns,  # type: ignore[arg-type]  # has what is used of it
-                mode,
-                self._schemas,
-                self._migrations,
-                broadcast=None,
-                initial=None,
-                keeping=GivenRows() if self._quarantines else None,
-            )
-            processing = function.processing(
-                attempt.handle,
-                attempt.table,
-                clock,
-                attempt.number,
-                self.releases,
-                self._limits(),
-            )
-            for _ in processing.run(partial(self._read, parts, broadcast), attempt.number):
+            function = self._function(columns, mode, broadcast=broadcast)
+            processing = self._processing(function, attempt)
+            last: list[SentRows] = [[]] if calls_keys_without_rows else []
+
+            def read() -> EpochInput:
+                self.crash.reach(CrashStep.AFTER_INIT)
+                found = function.read_stream(
+                    batches, _SUBTASK, self._settings.memory_limit_bytes, attempt.scratch
+                )
+                return EpochInput(self._crashing(chain(found.parts, last)), found.broadcast)
+
+            for _ in processing.run(read, attempt.number):
                 pass  # the mode keeps the output
             if self.fails_on_lost_attributes and processing.lost_attributes:
                 raise ProcessorError(
@@ -152,11 +144,26 @@ class HarnessSubtask:
             self.crash.reach(CrashStep.AFTER_SEGMENT)
             self._commit(handle)
 
+    def begin(
+        self, columns: InputColumns, mode: Calls, clock: EpochClock, batch: pa.RecordBatch
+    ) -> None:
+        """Give the processor an initial state, in an epoch without anything else."""
+        with self._attempt(clock) as attempt:
+            initial = InitialRows(columns, mode.of_initial_state(columns))
+            function = self._function(columns, mode, initial=initial)
+            processing = self._processing(function, attempt)
+            processing.run_initial_state(
+                function.initial_parts(
+                    iter([batch]), _SUBTASK, self._settings.memory_limit_bytes, attempt.scratch
+                )
+            )
+            self._commit(self._ended(attempt, processing.states))
+
     def edit(
         self,
         clock: EpochClock,
-        items: Iterable[tuple[GivenKey, Item]],
-        work: Callable[[StatefulProcessor, NotedStates, GivenKey, Item], object],
+        items: Iterable[tuple[HarnessKey, Item]],
+        work: Callable[[StatefulProcessor, NotedStates, HarnessKey, Item], object],
     ) -> None:
         """Change states key by key with `work`, in an epoch that ignores a planned crash."""
         with self._attempt(clock) as attempt:
@@ -174,7 +181,7 @@ class HarnessSubtask:
         self,
         clock: EpochClock,
         work: Callable[[NotedStates], Result],
-        key: GivenKey | None = None,
+        key: HarnessKey | None = None,
     ) -> Result:
         """Return the result of `work` on the states; its changes to them are discarded.
 
@@ -234,16 +241,22 @@ class HarnessSubtask:
             writes = kind(settings.memory_limit_bytes // WRITES_SHARE, local.scratch)
             table = StateTable(local.backend, writes=writes)
             try:
-                yield _Attempt(handle, table, clock, number)
+                yield _Attempt(handle, table, clock, number, local.scratch)
             finally:
                 table.close()
 
-    def quarantined(self, clock: EpochClock) -> GivenQuarantined:
-        """Return what is known of the quarantined keys."""
+    def quarantined(self, columns: InputColumns, clock: EpochClock) -> dict[bytes, str]:
+        """Return the quarantined keys in their stored form, with their errors."""
         if not self._quarantines:
-            return GivenQuarantined({}, None)
-        groups = range(self.handle.max_parallelism)
-        return self.look(clock, lambda states: quarantined_of(states, groups, self.where))
+            return {}
+
+        def errors(states: NotedStates) -> dict[bytes, str]:
+            groups, limits = range(self.handle.max_parallelism), self._limits()
+            keeping = QuarantinedRows(columns)
+            found = QuarantinedKeys(states, keeping, groups, limits, 0, self.where).found
+            return {key: found[group, key].error for group, key in sorted(found)}
+
+        return self.look(clock, errors)
 
     @property
     def _quarantines(self) -> bool:
@@ -295,14 +308,36 @@ class HarnessSubtask:
     def _place(self, before: str) -> str:
         return "" if self._key is None else f"{before}key {shown(self._key.key)}"
 
-    def _read(
-        self, parts: Iterable[list[pd.DataFrame]], broadcast: Iterator[Any] | None
-    ) -> EpochInput:
-        """Return the epoch's input, with the crashes before and after it."""
-        self.crash.reach(CrashStep.AFTER_INIT)
-        return EpochInput(self._crashing(parts), broadcast)
+    def _function(
+        self,
+        columns: InputColumns,
+        mode: InputMode,
+        broadcast: BroadcastRows | None = None,
+        initial: InitialRows | None = None,
+    ) -> OperatorFunction:
+        return OperatorFunction(
+            copy_as_sent(self.processor, self.handle.uid),
+            self._descriptor,
+            columns,
+            mode,
+            self._schemas,
+            self._migrations,
+            broadcast,
+            initial,
+            keeping=QuarantinedRows(columns) if self._quarantines else None,
+        )
 
-    def _crashing(self, parts: Iterable[list[pd.DataFrame]]) -> Iterator[list[pd.DataFrame]]:
+    def _processing(self, function: OperatorFunction, attempt: _Attempt) -> EpochProcessing:
+        return function.processing(
+            attempt.handle,
+            attempt.table,
+            attempt.clock,
+            attempt.number,
+            self.releases,
+            self._limits(),
+        )
+
+    def _crashing(self, parts: Iterable[SentRows]) -> Iterator[SentRows]:
         yield from parts
         self.crash.reach(CrashStep.AFTER_ROWS)
 
@@ -315,7 +350,7 @@ class HarnessSubtask:
         return end_epoch(self.storage, attempt.handle, states, attempt.number, threshold_bytes)
 
 
-def _enter(table: StateTable, key: GivenKey) -> None:
+def _enter(table: StateTable, key: HarnessKey) -> None:
     place = encode_key_group(key.key_group), key.encoded
     table.begin_part([place])
     table.current.key_group, table.current.key = place
@@ -383,59 +418,6 @@ class PlannedCrash:
             f"{self._where}: crashed {step.value}, as planned with crashAt; the harness is as "
             "after the last epoch that ended: repeat the call to repeat the epoch"
         )
-
-
-class _KeptRow(NamedTuple):
-    """A row of a frame of sent rows."""
-
-    frame: pd.DataFrame
-    place: int
-
-
-class GivenRows:
-    """Keeps the rows of quarantined keys by numbers; the rows themselves stay in this process.
-
-    A query keeps them in its state, in the types of its columns. Rows of a test have no types.
-    """
-
-    schema = T.StructType([T.StructField("row_of_the_test", T.LongType())])
-
-    def values(self, sent: pd.DataFrame) -> list[tuple[Any, ...]]:
-        """Return a number for each row."""
-        found = []
-        for place in range(len(sent)):
-            number = next(_numbers)
-            _kept[number] = _KeptRow(sent, place)
-            found.append((number,))
-        return found
-
-    def sent(self, rows: Sequence[tuple[Any, ...]], key_group: int) -> pd.DataFrame:  # noqa: ARG002
-        """Return rows of one key and epoch, which came in one frame."""
-        kept = [_kept[number] for (number,) in rows]
-        return kept[0].frame.take([each.place for each in kept]).reset_index(drop=True)
-
-
-class GivenQuarantined(NamedTuple):
-    """The quarantined keys of a harness: each stored key's error, and whether it got frames."""
-
-    errors: dict[bytes, str]
-    in_frames: bool | None
-
-
-def quarantined_of(states: ProcessorHandle, key_groups: range, where: str) -> GivenQuarantined:
-    """Return what is known of the quarantined keys of a harness."""
-    quarantined = QuarantinedKeys(states, GivenRows(), key_groups, QuarantineLimits(), 0, where)
-    in_frames = None
-    for key in sorted(quarantined.found):
-        states.table.begin_part([key])
-        states.table.enter(0)
-        for rows in quarantined.kept():
-            in_frames = not is_frame_of_rows(rows.sent)
-    states.table.current.leave()
-    return GivenQuarantined(
-        {key: quarantined.found[group, key].error for group, key in sorted(quarantined.found)},
-        in_frames,
-    )
 
 
 class GivenReleases:

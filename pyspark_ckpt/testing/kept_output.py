@@ -15,8 +15,8 @@ from pyspark_ckpt.operator.modes.kept_values import kept_frame, kept_row
 from pyspark_ckpt.operator.rows.mode import Output
 from pyspark_ckpt.values.arrow import ColumnStyle, a_list, python_values
 from pyspark_ckpt.values.columns import integers_of, with_nulls
+from pyspark_ckpt.values.frames import pandas_column
 from pyspark_ckpt.values.shown import row_columns
-from pyspark_ckpt.values.types import Kind, classes_of
 from pyspark_ckpt.values.user import local_timestamp
 
 
@@ -34,12 +34,14 @@ class KeptOutput:
         where: str,
         *,
         in_frames: bool,
+        time_zone: str,
         schema: T.StructType | None = None,
     ) -> None:
         self._checked = checked
         self._after_call = after_call
         self._where = where
         self._in_frames = in_frames
+        self._time_zone = time_zone
         self._schema = schema
         self._kept: list[Any] = []
         self._batches: list[pa.RecordBatch] = []
@@ -88,8 +90,9 @@ class KeptOutput:
     def result(self) -> Any:
         """Return all of the epoch's output, as a list of Rows or as one frame."""
         if self._schema is not None:
-            of_spark = _spark_frame if self._in_frames else _spark_rows
-            return of_spark(self._schema, self._batches)
+            if self._in_frames:
+                return _spark_frame(self._schema, self._batches, self._time_zone)
+            return _spark_rows(self._schema, self._batches)
         if not self._in_frames:
             return self._kept
         return pd.concat(self._kept, ignore_index=True) if self._kept else pd.DataFrame()
@@ -113,7 +116,9 @@ def _spark_rows(schema: T.StructType, batches: Sequence[pa.RecordBatch]) -> list
     ]
 
 
-def _spark_frame(schema: T.StructType, batches: Sequence[pa.RecordBatch]) -> pd.DataFrame:
+def _spark_frame(
+    schema: T.StructType, batches: Sequence[pa.RecordBatch], time_zone: str
+) -> pd.DataFrame:
     """Return batches in the sent schema as a frame like the one that ``toPandas`` returns.
 
     Only integers in columns with nulls differ: they are exact here, as ``Int64``.
@@ -121,30 +126,13 @@ def _spark_frame(schema: T.StructType, batches: Sequence[pa.RecordBatch]) -> pd.
     frames = [
         pd.DataFrame(
             {
-                field.name: _exact(sent) if isinstance(field.dataType, _ATOMIC) else values
-                for field, sent, values in zip(
-                    schema.fields, batch.columns, _columns(schema, batch), strict=True
-                )
+                field.name: pandas_column(field.dataType, column, time_zone, exact=True)
+                for field, column in zip(schema.fields, batch.columns, strict=True)
             }
         )
         for batch in batches
     ]
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=schema.names)
-
-
-_ATOMIC = classes_of(
-    Kind.INTEGER, Kind.FRACTION, Kind.DECIMAL, Kind.BOOLEAN, Kind.TEXT, Kind.BINARY
-)
-
-
-def _exact(sent: pa.Array) -> pd.Series[Any]:
-    keeps = sent.null_count and pa.types.is_integer(sent.type)
-    frame: pd.Series[Any] = sent.to_pandas(types_mapper=_nullable if keeps else None)
-    return frame
-
-
-def _nullable(_: pa.DataType) -> pd.Int64Dtype:
-    return pd.Int64Dtype()
 
 
 def _columns(schema: T.StructType, batch: pa.RecordBatch) -> list[list[Any]]:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from pyspark_ckpt.errors import IncompatibleStateError
 from pyspark_ckpt.formats.handle import Handle
-from pyspark_ckpt.testing.given_input import GivenKeys, Key
 from pyspark_ckpt.testing.harness_clock import HarnessClock
+from pyspark_ckpt.testing.harness_input import HarnessInput, SeenColumns
 from pyspark_ckpt.testing.harness_subtask import HarnessSubtask
 
 
@@ -22,16 +22,14 @@ class Snapshot:
         The handle of the state's version, as in a query's checkpoint.
     files : Mapping of str to bytes
         The durable files that the handle refers to, by path.
-    keys : Mapping of bytes to tuple
-        The keys by their stored form.
+    columns : SeenColumns
+        The columns of the keys and rows that the harness has seen.
     time_mode : str
         The harness's time mode.
     processing_time_ms : int
         The harness's processing time in milliseconds.
     watermark_ms : int or None
         The harness's watermark in milliseconds, ``None`` without event time.
-    key_columns : int
-        Number of key columns.
 
     Examples
     --------
@@ -42,14 +40,13 @@ class Snapshot:
 
     handle: Handle
     files: Mapping[str, bytes]
-    keys: Mapping[bytes, Key]
+    columns: SeenColumns
     time_mode: str
     processing_time_ms: int
     watermark_ms: int | None
-    key_columns: int = 1
 
 
-def take(subtask: HarnessSubtask, keys: GivenKeys, clock: HarnessClock) -> Snapshot:
+def take(subtask: HarnessSubtask, input: HarnessInput, clock: HarnessClock) -> Snapshot:
     """Return the state that the last epoch left, with copies of its files."""
     files = {}
     for reference in subtask.handle.files():
@@ -58,16 +55,15 @@ def take(subtask: HarnessSubtask, keys: GivenKeys, clock: HarnessClock) -> Snaps
     return Snapshot(
         subtask.handle,
         files,
-        keys.known,
+        input.seen,
         clock.mode.value,
         clock.processing_time_ms,
         clock.watermark_ms,
-        keys.columns,
     )
 
 
 def put_back(
-    snapshot: Snapshot, subtask: HarnessSubtask, keys: GivenKeys, clock: HarnessClock
+    snapshot: Snapshot, subtask: HarnessSubtask, input: HarnessInput, clock: HarnessClock
 ) -> None:
     """Return a harness to a snapshot.
 
@@ -86,8 +82,6 @@ def put_back(
     for path, content in snapshot.files.items():
         if not subtask.storage.exists(path):
             subtask.storage.write(path, [content])
-    keys.remember(snapshot.keys)
-    keys.columns = snapshot.key_columns
     with clock.kept_if_well():
         clock.set_back(snapshot.processing_time_ms, snapshot.watermark_ms)
         subtask.handle = snapshot.handle
@@ -96,3 +90,4 @@ def put_back(
         except BaseException:
             subtask.handle = ours
             raise
+    input.go_on(snapshot.columns)

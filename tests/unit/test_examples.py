@@ -17,7 +17,7 @@ from pyspark_ckpt.operator.state.handle import ProcessorHandle
 from pyspark_ckpt.operator.table.stored_keys import encode_key_group
 from pyspark_ckpt.operator.table.table import StateTable
 from pyspark_ckpt.operator.time import EpochClock
-from pyspark_ckpt.testing.given_input import ParsedSchemas
+from pyspark_ckpt.testing.schema_text import ParsedSchemas
 from state_backends import open_backend
 from tests.public_examples import Names, run_examples
 from tools.check_docstrings import PublicObject, problems, public_objects

@@ -214,6 +214,8 @@ class InputColumns:
         make_row, row_type = tuple.__new__, row_type_of(self.schema.names[: self._shown])
 
         def made(start: int, stop: int) -> Iterator[Row]:
+            if not columns:  # which have no number of rows
+                return map(make_row, repeat(row_type, min(stop, len(sent)) - start), repeat(()))
             values = zip(*[column[start:stop] for column in columns], strict=True)
             return map(make_row, repeat(row_type), values)
 

@@ -44,8 +44,8 @@ from pyspark_ckpt.operator.table.stored_keys import (
 )
 from pyspark_ckpt.operator.table.writes import DEFAULT_LIMIT_BYTES
 from pyspark_ckpt.operator.time import EpochClock
-from pyspark_ckpt.testing.given_input import ParsedSchemas
 from pyspark_ckpt.testing.replaying.parts import ReadPart
+from pyspark_ckpt.testing.schema_text import ParsedSchemas
 from state_backends import StateBackend, in_parts, open_backend
 
 _ENTRIES_AT_ONCE = 10_000

@@ -6,7 +6,7 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import types as T
 
-from pyspark_ckpt.testing.given_input import parse_schema
+from pyspark_ckpt.testing.schema_text import parse_schema
 
 
 @pytest.mark.parametrize(

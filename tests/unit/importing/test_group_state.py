@@ -16,7 +16,7 @@ import pyspark_ckpt as ckpt
 from pyspark_ckpt.errors import CkptError
 from pyspark_ckpt.formats.handle import StateDescriptor
 from pyspark_ckpt.importing.state_rows import EntriesOf, Mapped
-from pyspark_ckpt.testing.given_input import parse_schema
+from pyspark_ckpt.testing.schema_text import parse_schema
 from pyspark_ckpt.values.codec import TupleCodec
 
 NOON = datetime(2023, 11, 14, 12, 30, 0, 250_000, tzinfo=timezone.utc)

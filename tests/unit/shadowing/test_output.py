@@ -15,7 +15,7 @@ from pyspark_ckpt.shadowing import output
 from pyspark_ckpt.shadowing.output import ComparedOutput, KeptOutput, Output
 from pyspark_ckpt.shadowing.report import Rules
 from pyspark_ckpt.spark.own_session import own_session
-from pyspark_ckpt.testing.given_input import parse_schema
+from pyspark_ckpt.testing.schema_text import parse_schema
 
 LARGE = 2**53
 LONG_DIGITS = "12345678901234567.12"

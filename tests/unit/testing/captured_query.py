@@ -40,7 +40,7 @@ from pyspark_ckpt.operator.table.stored_keys import KEY_GROUP_BYTES, is_keyed
 from pyspark_ckpt.operator.time import EpochClock
 from pyspark_ckpt.settings import Materialization
 from pyspark_ckpt.storage.open import LocalStorage
-from pyspark_ckpt.testing.given_input import ParsedSchemas, parse_schema
+from pyspark_ckpt.testing.schema_text import ParsedSchemas, parse_schema
 from state_backends import Changes, open_backend
 
 GROUPS = 128

@@ -46,7 +46,7 @@ def test_the_same_in_each_mode(name: str) -> None:
     assert harness.peekListState("seen", "bob") == [(40,), (-40,), (-41,)]
 
 
-def test_keys_without_names_of_a_test_are_numbered() -> None:
+def test_a_restored_harness_knows_the_names_of_keys() -> None:
     class Names(ckpt.BatchProcessor):
         def init(self, handle: Any) -> None:
             self.handle = handle
@@ -64,4 +64,4 @@ def test_keys_without_names_of_a_test_are_numbered() -> None:
     snapshot = harness.snapshot()
     assert harness.setProcessingTime(1000).to_dict("list") == {"a": ["x"], "b": [1]}
     restored = ProcessorHarness.restored(Names(), snapshot)
-    assert restored.setProcessingTime(1000).to_dict("list") == {"key1": ["x"], "key2": [1]}
+    assert restored.setProcessingTime(1000).to_dict("list") == {"a": ["x"], "b": [1]}

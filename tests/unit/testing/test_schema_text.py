@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import PlanError
-from pyspark_ckpt.testing.given_input import ParsedSchemas, parse_schema
+from pyspark_ckpt.testing.schema_text import ParsedSchemas, parse_schema
 
 ATOMIC = [
     T.BooleanType(), T.ByteType(), T.ShortType(), T.IntegerType(), T.LongType(), T.FloatType(),

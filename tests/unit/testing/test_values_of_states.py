@@ -25,6 +25,7 @@ from pyspark_ckpt.errors import PlanError, StateUseError, StateValueError
 from pyspark_ckpt.operator.rows.output import OutputRows
 from pyspark_ckpt.testing import ProcessorHarness
 from pyspark_ckpt.values.types import TIME_OF_DAY
+from tests.unit.testing.handed import handed, taken
 from tests.unit.testing.processors import Processor
 
 UTC = datetime.timezone.utc
@@ -274,9 +275,10 @@ class Keep(Processor):
 
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
         for row in rows:
-            if row.value is not READ:
+            value = taken(row.number)
+            if value is not READ:
                 try:
-                    self.write(self.state, row.value)
+                    self.write(self.state, value)
                 except StateValueError as exc:
                     yield Row(name=key[0], refused=str(exc), found=None)
                     continue
@@ -312,15 +314,15 @@ def written(kind: str, data_type: T.DataType, values: dict[str, Any]) -> dict[st
     It is read in the same epoch, in a later one, and after a restore.
     """
     harness = ProcessorHarness(Keep(kind, data_type))
-    rows = {name: [Row(value=(value,))] for name, value in values.items()}
+    rows = {name: [Row(number=handed((value,)))] for name, value in values.items()}
     found = {row.name: row for row in harness.testMany(rows)}
     last = next((name for name in reversed(found) if found[name].refused is None), None)
     restored = ProcessorHarness.restored(Keep(kind, data_type), harness.snapshot())
-    taken = {name: [Row(value=READ)] for name, row in found.items() if row.refused is None}
+    again = {name: [Row(number=handed(READ))] for name, row in found.items() if row.refused is None}
     if kind == "operator list":  # one list for all keys
-        taken = {name: rows for name, rows in taken.items() if name == last}
-    later = [row for each in (harness, restored) for row in each.testMany(taken)]
-    assert len(later) == 2 * len(taken)
+        again = {name: rows for name, rows in again.items() if name == last}
+    later = [row for each in (harness, restored) for row in each.testMany(again)]
+    assert len(later) == 2 * len(again)
     for row in [*found.values(), *later]:
         if row.refused is None:
             assert is_same(data_type, values[row.name], row.found[0]), row
@@ -411,10 +413,10 @@ def test_the_value_of_the_only_field_needs_no_tuple(kind: str) -> None:
     for key, value in enumerate(["1", "twelve", ("in a tuple",), ["in a list"]]):
         bare = value if isinstance(value, str) else value[0]
         for _ in range(2):  # a merging state then meets the value before
-            assert harness.test(key, [Row(value=value)])[0].found == (bare,)
+            assert harness.test(key, [Row(number=handed(value))])[0].found == (bare,)
     for refused in ({"f": "x"}, {"x"}, b"x", 1, None):
-        assert harness.test(key, [Row(value=refused)])[0].refused
-    assert harness.test(key, [Row(value=READ)])[0].found == ("in a list",)
+        assert harness.test(key, [Row(number=handed(refused))])[0].refused
+    assert harness.test(key, [Row(number=handed(READ))])[0].found == ("in a list",)
 
 
 class Asking(Processor):

@@ -29,6 +29,7 @@ from pyspark_ckpt.values.codec import TupleCodec
 from pyspark_ckpt.values.encoded import Form, encoded_tuples, stored_columns
 from pyspark_ckpt.values.types import LEAVES, Kind, is_key_in_python, kind_of, leaf_of
 from tests.unit.operator.spark_values import LEAVES as DRAWN
+from tests.unit.testing.handed import handed, taken
 from tests.unit.testing.processors import Processor
 
 FIRST, LAST = datetime.datetime.min, datetime.datetime.max  # noqa: DTZ901
@@ -180,8 +181,9 @@ class Keep(Processor):
 
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
         for row in rows:
-            if row.given is not None:
-                self.write(self.state, row.given)
+            given = taken(row.given)
+            if given is not None:
+                self.write(self.state, given)
             yield Row(place=key[0], found=self.read(self.state))
 
 
@@ -198,10 +200,10 @@ def test_states(data_type: T.DataType, values: list[Any], position: str, backend
         return
     given = dict(enumerate(row_of(value, *names) for value in (*values, None)))
     harness = ProcessorHarness(processor, backend=backend)
-    found = harness.testMany({place: [Row(given=row)] for place, row in given.items()})
+    found = harness.testMany({place: [Row(given=handed(row))] for place, row in given.items()})
     other = BACKENDS[1 - BACKENDS.index(backend)]
     later = ProcessorHarness.restored(processor, harness.snapshot(), backend=other)
-    found += later.testMany({place: [Row(given=None)] for place in given})
+    found += later.testMany({place: [Row(given=handed(None))] for place in given})
     assert len(found) == 2 * len(given)
     for row in found:
         assert plain(row.found, is_key=is_key) == plain(given[row.place], is_key=is_key)

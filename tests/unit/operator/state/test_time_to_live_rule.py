@@ -21,6 +21,7 @@ from pyspark.sql.streaming import StatefulProcessor
 from pyspark_ckpt import AggregateFunction, BatchProcessor, StateTtlConfig
 from pyspark_ckpt.operator.state import removal
 from pyspark_ckpt.testing import ProcessorHarness
+from tests.unit.testing.handed import handed, taken
 
 TTL_MS = 100
 KEYS = ["a", "b", "c"]
@@ -71,7 +72,7 @@ class Calls(StatefulProcessor):
 
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
         for row in rows:
-            for kind, method, *arguments in row.calls:
+            for kind, method, *arguments in taken(row.calls):
                 result = getattr(self.states[kind], method)(*arguments)
                 if isinstance(result, Iterator):
                     result = list(result)
@@ -316,7 +317,7 @@ def follow(ttl: StateTtlConfig, backend: str, when: str, seed: int, epochs: int)
         for key in choose.sample(KEYS, 2):
             ahead_ms = choose.choice([-50, 0, 60]) if is_event else 0
             calls = [call for _ in range(8) for call in random_calls(choose, numbers)]
-            rows[key], made[key] = [Row(at=now_ms + ahead_ms, calls=calls)], calls
+            rows[key], made[key] = [Row(at=now_ms + ahead_ms, calls=handed(calls))], calls
             models[key].stamp_ms = max(now_ms, now_ms + ahead_ms)
         # One key at a time: the harness orders the keys of an epoch by their stored form.
         for key, calls in made.items():

@@ -13,7 +13,7 @@ from pyspark_ckpt.formats.handle import StateDescriptor, TtlDescriptor
 from pyspark_ckpt.formats.modes import TtlTime, TtlUpdate, TtlVisibility
 from pyspark_ckpt.operator.table.catalog import FREE, StateCatalog, codec_of, evolved
 from pyspark_ckpt.operator.table.stored_keys import MAX_STATES
-from pyspark_ckpt.testing.given_input import parse_schema as schema_of_text
+from pyspark_ckpt.testing.schema_text import parse_schema as schema_of_text
 from pyspark_ckpt.values.codec import MAX_VERSION
 from tests.unit.operator.subtask_epochs import NUMBER, TEXT, SubtaskEpochs
 
