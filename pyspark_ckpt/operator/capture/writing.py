@@ -37,7 +37,7 @@ from pyspark_ckpt.operator.quarantine.quarantine import Releases
 from pyspark_ckpt.operator.quarantine.releases import EVERY_KEY
 from pyspark_ckpt.operator.rows.keyed import keyed_rows
 from pyspark_ckpt.operator.rows.mode import InputMode
-from pyspark_ckpt.operator.rows.sent_rows import SentRows
+from pyspark_ckpt.operator.rows.sent_rows import SentRows, taken
 from pyspark_ckpt.operator.table.keys import StoredKey
 from pyspark_ckpt.operator.table.table import StateTable
 from pyspark_ckpt.operator.table.writes import EpochWrites
@@ -304,7 +304,7 @@ class WrittenFailure:
                 parts.append(batches)
             elif places:
                 rows = [np.arange(keyed.bounds[n], keyed.bounds[n + 1]) for n in places]
-                parts.append([self._sent_columns(columns.taken(keyed.sent, each)) for each in rows])
+                parts.append([self._sent_columns(taken(keyed.sent, each)) for each in rows])
         return touched, parts
 
     def _sent_columns(self, sent: pa.RecordBatch) -> pa.RecordBatch:

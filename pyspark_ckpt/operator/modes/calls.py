@@ -21,7 +21,7 @@ from pyspark_ckpt.operator.modes.views import ColumnView, Numbers, View
 from pyspark_ckpt.operator.rows.input import InputColumns
 from pyspark_ckpt.operator.rows.keyed import Key, KeyedRows, keyed_rows, user_keys
 from pyspark_ckpt.operator.rows.output import OutputRows
-from pyspark_ckpt.operator.rows.sent_rows import SentRows
+from pyspark_ckpt.operator.rows.sent_rows import SentRows, taken
 from pyspark_ckpt.operator.state.timers import DueTimer
 from pyspark_ckpt.operator.table.keys import PartKeys, StoredKey
 
@@ -34,7 +34,7 @@ class _Part:
 
     def __init__(self, columns: InputColumns, batches: SentRows) -> None:
         self._columns = columns
-        self._keyed: KeyedRows[Any] = keyed_rows(columns, batches)
+        self._keyed: KeyedRows = keyed_rows(columns, batches)
 
 
 class KeyedPart(_Part):
@@ -71,7 +71,7 @@ class KeyedPart(_Part):
     def sent_rows(self, position: int) -> Any:
         """Return the rows of a key as they were sent."""
         start, stop = self._bounds[position], self._bounds[position + 1]
-        return self._columns.taken(self._keyed.sent, np.arange(start, stop))
+        return taken(self._keyed.sent, np.arange(start, stop))
 
 
 class PartOfAllKeys(_Part):

@@ -65,7 +65,7 @@ class PandasView:
         of_part = columns.pandas_frame(sent)
         at = of_part.iloc  # asking for it takes 1 us
         indexes = FrameIndexes()
-        most = self.limits.rows_of_frames(len(sent), lambda: columns.size_bytes(sent))
+        most = self.limits.rows_of_frames(len(sent), lambda: sent.nbytes)
 
         def frames(start: int, stop: int) -> Iterator[pd.DataFrame]:
             for first in range(start, stop, most):  # nearly always one
@@ -81,7 +81,7 @@ class PandasView:
         frame.index = pd.Index(positions)
         return frame
 
-    def keys(self, columns: InputColumns, keyed: KeyedRows[Any]) -> pd.DataFrame:
+    def keys(self, columns: InputColumns, keyed: KeyedRows) -> pd.DataFrame:
         """Return the keys of a part."""
         return _shown(columns.pandas_keys(keyed.first), keyed.stored)
 
@@ -113,7 +113,7 @@ class ArrowView:
         """Return all rows of a part; a column says of which key each is."""
         return columns.arrow_rows(sent).append_column(KEY_POSITION, pa.array(positions))
 
-    def keys(self, columns: InputColumns, keyed: KeyedRows[Any]) -> pa.Table:
+    def keys(self, columns: InputColumns, keyed: KeyedRows) -> pa.Table:
         """Return the keys of a part, with their positions."""
         return _numbered(columns.arrow_keys(keyed.first))
 

@@ -12,7 +12,7 @@ from pyspark_ckpt.operator.descriptor import QuarantineLimits
 from pyspark_ckpt.operator.quarantine.quarantined_keys import QuarantinedKeys, RowsOfEpoch
 from pyspark_ckpt.operator.quarantine.releases import ReleasedKeys
 from pyspark_ckpt.operator.rows.mode import Output
-from pyspark_ckpt.operator.rows.quarantined import RowKeeping
+from pyspark_ckpt.operator.rows.quarantined import QuarantinedRows
 from pyspark_ckpt.operator.state.handle import ProcessorHandle
 from pyspark_ckpt.operator.table.keys import StoredKey
 from state_backends import StateBackendError
@@ -49,7 +49,7 @@ class Quarantine:
     def __init__(
         self,
         states: ProcessorHandle,
-        keeping: RowKeeping | None,
+        keeping: QuarantinedRows | None,
         key_groups: Iterable[int],
         limits: QuarantineLimits,
         releases: Releases,

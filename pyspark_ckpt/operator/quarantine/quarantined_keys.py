@@ -18,7 +18,7 @@ from pyspark.sql import types as T
 from pyspark_ckpt.errors import IncompatibleStateError, QuarantineError
 from pyspark_ckpt.formats.handle import StateDescriptor
 from pyspark_ckpt.operator.descriptor import QuarantineLimits
-from pyspark_ckpt.operator.rows.quarantined import RowKeeping
+from pyspark_ckpt.operator.rows.quarantined import QuarantinedRows
 from pyspark_ckpt.operator.schema.report import LIBRARY_PREFIX, ROWS_STATE
 from pyspark_ckpt.operator.state.handle import ProcessorHandle
 from pyspark_ckpt.operator.state.kinds import StateKind
@@ -86,7 +86,7 @@ class QuarantinedKeys:
     def __init__(
         self,
         states: ProcessorHandle,
-        keeping: RowKeeping | None,
+        keeping: QuarantinedRows | None,
         key_groups: Iterable[int],
         limits: QuarantineLimits,
         epoch: int,

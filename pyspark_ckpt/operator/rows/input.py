@@ -32,7 +32,7 @@ from pyspark_ckpt.operator.rows.key_columns import (
     codes_of_column,
     combined,
 )
-from pyspark_ckpt.operator.rows.sent_rows import Places, SentRows, joined, taken
+from pyspark_ckpt.operator.rows.sent_rows import Places
 from pyspark_ckpt.operator.time import (
     WATERMARK_DELAY,
     event_time_index,
@@ -186,19 +186,6 @@ class InputColumns:
     def schema_name(self, index: int) -> str:
         """Return the name of a column that the user sees."""
         return self._field(index).name
-
-    def joined(self, batches: SentRows) -> pa.RecordBatch:
-        """Return sent rows as one batch."""
-        return joined(batches)
-
-    def taken(self, sent: pa.RecordBatch, places: Places) -> pa.RecordBatch:
-        """Return the rows at some places."""
-        return taken(sent, places)
-
-    def size_bytes(self, sent: pa.RecordBatch) -> int:
-        """Return the size of sent rows in Arrow."""
-        size: int = sent.nbytes
-        return size
 
     def rows(self, sent: pa.RecordBatch) -> Iterator[Row]:
         """Return sent rows as the user's Rows, in their order."""

@@ -74,16 +74,6 @@ def codes_of_texts(column: pa.Array) -> Codes:
     return codes
 
 
-def codes_of_objects(values: Sequence[Any]) -> Codes:
-    """Return a number for each hashable object."""
-    numbers: dict[Any, int] = {}
-    return np.fromiter(
-        (numbers.setdefault(value, len(numbers)) for value in values),
-        dtype=np.int64,
-        count=len(values),
-    )
-
-
 def combined(columns: Sequence[Codes]) -> Codes:
     """Return one number for each row from the numbers of its columns."""
     codes = columns[0]

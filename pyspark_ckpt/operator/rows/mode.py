@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, TimerValues
 
-from pyspark_ckpt.operator.rows.keyed import KeyColumns
+from pyspark_ckpt.operator.rows.input import InputColumns
 
 
 class RowForm(Enum):
@@ -64,7 +64,7 @@ class InputMode(Protocol):
         """Return a part of an epoch's rows by their keys."""
 
     @property
-    def columns(self) -> KeyColumns[Any]:
+    def columns(self) -> InputColumns:
         """The columns of the rows as they are sent."""
 
     def timers_shown(self, processor: StatefulProcessor) -> Callable[[Any], tuple[Any, Any]] | None:

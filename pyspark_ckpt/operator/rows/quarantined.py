@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import types as T
@@ -13,19 +13,6 @@ from pyspark_ckpt.operator.rows.packed import PackedColumns
 from pyspark_ckpt.values.plain import fields_converter
 from pyspark_ckpt.values.types import TEXTS
 from pyspark_ckpt.values.user import Converter
-
-
-class RowKeeping(Protocol):
-    """Turns sent rows into values of a state and back."""
-
-    schema: T.StructType
-    """The columns of the values."""
-
-    def values(self, sent: Any) -> list[tuple[Any, ...]]:
-        """Return each row as values in plain form."""
-
-    def sent(self, rows: Sequence[tuple[Any, ...]], key_group: int) -> Any:
-        """Return rows of one key as they were sent."""
 
 
 class QuarantinedRows:

@@ -13,6 +13,7 @@ import numpy as np
 
 from pyspark_ckpt.operator.rows.keyed import KeyedRows, keyed_rows, user_keys
 from pyspark_ckpt.operator.rows.mode import InputMode
+from pyspark_ckpt.operator.rows.sent_rows import taken
 from pyspark_ckpt.operator.table.keys import StoredKey
 from pyspark_ckpt.values.shown import ValueNotHeldError
 
@@ -36,20 +37,20 @@ def divided(mode: InputMode, batches: list[Any]) -> tuple[list[UnheldKey], list[
     found = dict(_unheld(mode, keyed, 0, len(keyed.stored)))
     pairs = keyed.stored.pairs()
     unheld = [
-        UnheldKey(pairs[place], _rows_of(mode, keyed, place, place + 1), error)
+        UnheldKey(pairs[place], _rows_of(keyed, place, place + 1), error)
         for place, error in found.items()
     ]
     is_held = np.ones(len(keyed.stored), dtype=bool)
     is_held[list(found)] = False
     rows = np.flatnonzero(np.repeat(is_held, np.diff(keyed.bounds)))
-    return unheld, [mode.columns.taken(keyed.sent, rows)] if len(rows) else []
+    return unheld, [taken(keyed.sent, rows)] if len(rows) else []
 
 
 def _unheld(
-    mode: InputMode, keyed: KeyedRows[Any], start: int, stop: int
+    mode: InputMode, keyed: KeyedRows, start: int, stop: int
 ) -> Iterator[tuple[int, ValueNotHeldError]]:
     """Yield the places of such keys between two places; halves without any are tried once."""
-    rows = [_rows_of(mode, keyed, start, stop)]
+    rows = [_rows_of(keyed, start, stop)]
     try:
         mode.part(rows)
     except ValueNotHeldError as exc:
@@ -62,5 +63,5 @@ def _unheld(
         yield start, exc
 
 
-def _rows_of(mode: InputMode, keyed: KeyedRows[Any], start: int, stop: int) -> Any:
-    return mode.columns.taken(keyed.sent, np.arange(keyed.bounds[start], keyed.bounds[stop]))
+def _rows_of(keyed: KeyedRows, start: int, stop: int) -> Any:
+    return taken(keyed.sent, np.arange(keyed.bounds[start], keyed.bounds[stop]))

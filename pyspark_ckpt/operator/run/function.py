@@ -26,7 +26,7 @@ from pyspark_ckpt.operator.rows.input import InputColumns
 from pyspark_ckpt.operator.rows.keys import key_groups_of
 from pyspark_ckpt.operator.rows.mode import InputMode
 from pyspark_ckpt.operator.rows.parts import InputParts
-from pyspark_ckpt.operator.rows.quarantined import RowKeeping
+from pyspark_ckpt.operator.rows.quarantined import QuarantinedRows
 from pyspark_ckpt.operator.rows.sent_rows import SentRows
 from pyspark_ckpt.operator.rows.sides import (
     BroadcastRows,
@@ -68,7 +68,7 @@ class OperatorFunction:
     initial: InitialRows | None
     sources: UserSources = NO_SOURCES
     wake: WakeRows | None = None
-    keeping: RowKeeping | None = None
+    keeping: QuarantinedRows | None = None
 
     def writes(self, memory_limit_bytes: int, directory: Path) -> EpochWrites:
         """Return an empty buffer for the writes of an epoch, which get a share of the memory."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from pyspark.sql import types as T
 from pyspark.sql.streaming import StatefulProcessor
 
 from pyspark_ckpt.formats.handle import Handle
@@ -29,7 +29,7 @@ from pyspark_ckpt.operator.plan.declared import copy_as_sent
 from pyspark_ckpt.operator.quarantine.quarantine import Releases
 from pyspark_ckpt.operator.quarantine.releases import EVERY_KEY, NO_RELEASES, ReleasedKeys
 from pyspark_ckpt.operator.rows.input import InputColumns
-from pyspark_ckpt.operator.rows.keys import key_groups_of
+from pyspark_ckpt.operator.rows.keys import KeyPlaces, key_groups_of
 from pyspark_ckpt.operator.rows.output import OutputRows
 from pyspark_ckpt.operator.rows.quarantined import QuarantinedRows
 from pyspark_ckpt.operator.rows.sent_rows import joined
@@ -105,7 +105,8 @@ class CapturedQuery:
 
     def sent(self, rows: Sequence[tuple[Any, ...]]) -> pa.RecordBatch | None:
         """Return rows as they come out of the shuffle."""
-        batches = [self.quarantined.sent([row], group_of(row[0])) for row in rows]
+        keys = self.columns.key_schema
+        batches = [self.quarantined.sent([row], group_of(row[0], keys)) for row in rows]
         return joined(batches) if batches else None
 
     def function(self) -> OperatorFunction:
@@ -230,8 +231,8 @@ class CapturedQuery:
         self.backend.close()
 
 
-def group_of(key: Any) -> int:
-    return zlib.crc32(repr(key).encode()) % GROUPS
+def group_of(key: Any, keys: T.StructType | None = None) -> int:
+    return KeyPlaces(keys or parse_schema("k string"), GROUPS).place((key,))[0]
 
 
 def fields(struct: Any) -> Mapping[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -9,8 +10,11 @@ import pytest
 from pyspark.sql import Row
 
 import pyspark_ckpt as ckpt
+from pyspark_ckpt.formats.modes import TimeMode
+from pyspark_ckpt.operator.durable.local_copy import open_local_copy
 from pyspark_ckpt.testing import ProcessorHarness
 from tests.processor_of_each_mode import PROCESSORS
+from tests.unit.testing.captured_query import CapturedQuery
 
 INPUT = {"ada": [30, 2000, 30], "bob": [40]}
 IN_A_HARNESS = [name for name in PROCESSORS if name != "arrow"]
@@ -44,6 +48,51 @@ def test_the_same_in_each_mode(name: str) -> None:
         ("bob", -3), ("bob", 40),
     ]  # fmt: skip
     assert harness.peekListState("seen", "bob") == [(40,), (-40,), (-41,)]
+
+
+EPOCHS: list[dict[str | None, list[int]]] = [
+    {"ada": [30, 2000, 30], "bob": [40]},
+    {"eve": [8, 9], None: [7], "ada": [-1], **{f"key {n}": [n, 100 * n] for n in range(50)}},
+]
+TIMES_MS = (35, 50, 3000, 3001, 5000)
+
+
+def over(name: str, harness: ProcessorHarness, epoch: dict[str | None, list[int]]) -> Any:
+    if name == "rows":
+        return harness.testMany({key: [Row(n=n) for n in ns] for key, ns in epoch.items()})
+    frames = {key: pd.DataFrame({"n": ns}) for key, ns in epoch.items()}
+    if name == "pandas":
+        return harness.testMany(frames)
+    keys = [key for key, ns in epoch.items() for _ in ns]
+    rows = pd.concat(frames.values(), ignore_index=True).assign(k=keys)
+    return harness.testInBatches(rows, "k")
+
+
+def values_of(output: Any) -> list[tuple[Any, ...]]:
+    rows = output.to_numpy().tolist() if isinstance(output, pd.DataFrame) else output
+    return list(map(tuple, rows))
+
+
+@pytest.mark.parametrize("name", IN_A_HARNESS)
+def test_output_and_state_are_those_of_a_query(name: str, tmp_path: Path) -> None:
+    """The same rows through a harness, and through a subtask as a task drives it."""
+    processor, schema = PROCESSORS[name](sets_timers=True), "k string, n long"
+    harness = ProcessorHarness(processor, timeMode="ProcessingTime", outputStructType=schema)
+    query = CapturedQuery(
+        tmp_path, "heap", processor, schema=schema, mode=name, time_mode=TimeMode.PROCESSING_TIME
+    )
+    for epoch in EPOCHS:
+        rows = [(key, n) for key, ns in epoch.items() for n in ns]
+        wanted = [tuple(row.values()) for row in query.epoch(rows, now_ms=0)]
+        assert values_of(over(name, harness, epoch)) == wanted
+        assert len(wanted) >= len(epoch)
+    for now_ms in TIMES_MS:
+        wanted = [tuple(row.values()) for row in query.epoch(now_ms=now_ms)]
+        assert values_of(harness.setProcessingTime(now_ms)) == wanted
+    subtask = harness._subtask
+    with open_local_copy(subtask._local, "heap", subtask.storage, subtask.handle) as local:
+        assert list(local.backend.scan()) == list(query.backend.scan())
+    query.close()
 
 
 def test_a_restored_harness_knows_the_names_of_keys() -> None:

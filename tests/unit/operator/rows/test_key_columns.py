@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from pyspark_ckpt.operator.rows.key_columns import (
     codes_of_numbers,
-    codes_of_objects,
     codes_of_texts,
     combined,
     first_places,
@@ -61,9 +60,15 @@ def test_booleans() -> None:
     assert codes[0] == codes[2] != codes[1]
 
 
+def codes_of(values: list[Any]) -> np.ndarray[Any, Any]:
+    """Return a number for each object, by a dictionary."""
+    numbers: dict[Any, int] = {}
+    return np.array([numbers.setdefault(value, len(numbers)) for value in values], np.int64)
+
+
 @given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from("abc"), st.booleans())))
 def test_columns_together(rows: list[tuple[int, str, bool]]) -> None:
-    columns = [codes_of_objects([row[place] for row in rows]) for place in range(3)]
+    columns = [codes_of([row[place] for row in rows]) for place in range(3)]
     assert same_groups(combined(columns), rows)
 
 
@@ -71,7 +76,7 @@ def test_columns_together(rows: list[tuple[int, str, bool]]) -> None:
 def test_order_and_first_places(values: list[int]) -> None:
     codes = np.array(values, dtype=np.int64)
     assert stable_order(codes).tolist() == np.argsort(codes, kind="stable").tolist()
-    dense = codes_of_objects(values)
+    dense = codes_of(values)
     assert first_places(dense).tolist() == [values.index(value) for value in dict.fromkeys(values)]
 
 
