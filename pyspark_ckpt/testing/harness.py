@@ -44,7 +44,7 @@ from pyspark_ckpt.testing.harness_input import (
     SeenColumns,
 )
 from pyspark_ckpt.testing.harness_subtask import CrashStep, HarnessSubtask, NotedStates
-from pyspark_ckpt.testing.kept_output import KeptOutput
+from pyspark_ckpt.testing.kept_output import KeptOutput, YieldedItems
 from pyspark_ckpt.testing.schema_text import parse_schema
 from pyspark_ckpt.testing.snapshot import Snapshot, put_back, take
 from pyspark_ckpt.values.codec import Value
@@ -1080,13 +1080,14 @@ class HarnessEpochs:
         )
         mode = self._mode(seen)
         calls = mode.of_operator(self._input.columns(seen), output_rows)
+        in_frames = mode is not ROWS
         output = KeptOutput(
-            None if self._schema is None else calls.new_output(),
+            YieldedItems(output_rows, in_frames=in_frames)
+            if self._schema is None
+            else calls.new_output(),
             lambda: crash.reach(CrashStep.AFTER_FIRST_KEY),
-            self._subtask.where,
-            in_frames=mode is not ROWS,
+            in_frames=in_frames,
             time_zone=time_zone,
-            schema=self._schema,
         )
         self._subtask.process(
             calls.columns,
@@ -1097,7 +1098,7 @@ class HarnessEpochs:
             calls_keys_without_rows=bool(without_rows),
         )
         self._input.seen = seen
-        return output.result()
+        return output.result(self._schema)
 
     def _mode(self, seen: SeenColumns) -> Mode:
         if self._is_batches:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import pandas as pd
@@ -12,7 +13,9 @@ from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import StateValueError
 from pyspark_ckpt.operator.modes.kept_values import kept_frame, kept_row
+from pyspark_ckpt.operator.modes.output import OutputBuffer, PandasOutput, RowsOutput
 from pyspark_ckpt.operator.rows.mode import Output
+from pyspark_ckpt.operator.rows.output import OutputRows
 from pyspark_ckpt.values.arrow import ColumnStyle, a_list, python_values
 from pyspark_ckpt.values.columns import integers_of, with_nulls
 from pyspark_ckpt.values.frames import pandas_column
@@ -21,53 +24,28 @@ from pyspark_ckpt.values.user import local_timestamp
 
 
 class KeptOutput:
-    """The output of an epoch.
+    """The output of an epoch; `after_call` is called after each call of the processor.
 
-    `after_call` is called after each call of the processor. `checked` is the library's buffer,
-    which refuses wrong values, or ``None`` without a schema.
+    `buffer` is the library's, or :class:`YieldedItems` if the test gives no schema.
     """
 
     def __init__(
-        self,
-        checked: Output | None,
-        after_call: Callable[[], None],
-        where: str,
-        *,
-        in_frames: bool,
-        time_zone: str,
-        schema: T.StructType | None = None,
+        self, buffer: Output, after_call: Callable[[], None], *, in_frames: bool, time_zone: str
     ) -> None:
-        self._checked = checked
+        self._buffer = buffer
         self._after_call = after_call
-        self._where = where
         self._in_frames = in_frames
         self._time_zone = time_zone
-        self._schema = schema
-        self._kept: list[Any] = []
-        self._batches: list[pa.RecordBatch] = []
+        self._taken: list[Any] = []
 
     @property
     def rows(self) -> int:
-        """How many rows are not checked yet."""
-        return 0 if self._checked is None else self._checked.rows
+        """How many rows are not taken yet."""
+        return self._buffer.rows
 
     def extend(self, output: Iterable[Any] | None) -> None:
         """Add what one call of the processor yields."""
-        if isinstance(output, pd.DataFrame):
-            raise StateValueError(
-                f"{self._where}: the processor returned a DataFrame: yield it, or return a list "
-                "of frames"
-            )
-        if isinstance(output, Row):  # its values would be taken for rows
-            raise StateValueError(
-                f"{self._where}: the processor returned one Row: yield it, or return a list of Rows"
-            )
-        # Each is copied before the processor continues: a query has it as it is now, too.
-        yielded = [self._as_it_is(item) for item in (() if output is None else output)]
-        if self._checked is not None:
-            self._checked.extend(yielded)
-        else:
-            self._kept.extend(yielded)
+        self._buffer.extend(output)
         self._after_call()
 
     def fill(self, output: Iterable[Any] | None) -> Iterator[Any] | None:
@@ -76,36 +54,57 @@ class KeptOutput:
         return None
 
     def cut(self, rows: int) -> None:
-        """Remove the checked rows of a call that raised; its output is not kept."""
-        if self._checked is not None:
-            self._checked.cut(rows)
+        """Remove the rows after the first `rows`, which a call yielded before it raised."""
+        self._buffer.cut(rows)
 
-    def take(self) -> pa.RecordBatch:
-        """Check the rows that are not checked yet; :meth:`result` returns them."""
-        if self._checked is None:
-            return pa.RecordBatch.from_pydict({})
-        self._batches.append(self._checked.take())
-        return self._batches[-1]
+    def take(self) -> Any:
+        """Return the rows that are not taken yet, which :meth:`result` returns again."""
+        self._taken.append(self._buffer.take())
+        return self._taken[-1]
 
-    def result(self) -> Any:
+    def result(self, schema: T.StructType | None) -> Any:
         """Return all of the epoch's output, as a list of Rows or as one frame."""
-        if self._schema is not None:
-            if self._in_frames:
-                return _spark_frame(self._schema, self._batches, self._time_zone)
-            return _spark_rows(self._schema, self._batches)
-        if not self._in_frames:
-            return self._kept
-        return pd.concat(self._kept, ignore_index=True) if self._kept else pd.DataFrame()
+        if schema is None:
+            items = list(chain.from_iterable(self._taken))
+            if not self._in_frames:
+                return items
+            return pd.concat(items, ignore_index=True) if items else pd.DataFrame()
+        if self._in_frames:
+            return _spark_frame(schema, self._taken, self._time_zone)
+        return _spark_rows(schema, self._taken)
 
-    def _as_it_is(self, item: Any) -> Any:
-        if not self._in_frames:
-            return kept_row(item)
-        if not isinstance(item, pd.DataFrame):
-            raise StateValueError(
-                f"{self._where}: the processor yielded {type(item).__name__}: yield pandas "
-                "DataFrames"
-            )
-        return kept_frame(item)
+
+class YieldedItems(OutputBuffer):
+    """Rows or frames as they were yielded, without a schema."""
+
+    def __init__(self, output_rows: OutputRows, *, in_frames: bool) -> None:
+        super().__init__(output_rows)
+        kind = PandasOutput if in_frames else RowsOutput
+        self.item, self.words = kind.item, kind.words  # type: ignore[misc]  # as the one has them
+        self._in_frames = in_frames
+        self._items: list[Any] = []
+
+    def _draw(self, items: Iterator[Any], full: int) -> bool:  # noqa: ARG002
+        # Each is copied before the processor continues: a query has it as it is now, too.
+        for item in items:
+            if self._in_frames and not isinstance(item, pd.DataFrame):
+                raise StateValueError(
+                    f"{self._schema.where}: the processor yielded {type(item).__name__}: "
+                    f"yield {PandasOutput.yields}"
+                )
+            self._items.append(kept_frame(item) if self._in_frames else kept_row(item))
+            self.rows = len(self._items)
+        return False
+
+    def cut(self, rows: int) -> None:
+        """Remove the items after the first `rows`, which a call yielded before it raised."""
+        del self._items[rows:]
+        self.rows = rows
+
+    def take(self) -> Any:
+        """Return the items, and empty the buffer."""
+        items, self._items, self.rows = self._items, [], 0
+        return items
 
 
 def _spark_rows(schema: T.StructType, batches: Sequence[pa.RecordBatch]) -> list[Row]:

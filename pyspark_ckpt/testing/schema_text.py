@@ -10,37 +10,30 @@ from pyspark.sql import types as T
 from pyspark_ckpt.errors import PlanError
 from pyspark_ckpt.operator.state.handle import as_state_schema
 
+_TYPES: tuple[type[T.DataType], ...] = (
+    T.BooleanType, T.ByteType, T.ShortType, T.IntegerType, T.LongType, T.FloatType, T.DoubleType,
+    T.StringType, T.BinaryType, T.DateType, T.TimestampType, T.TimestampNTZType,
+)  # fmt: skip
 _ATOMIC: dict[str, T.DataType] = {
-    "boolean": T.BooleanType(),
-    "tinyint": T.ByteType(), "byte": T.ByteType(),
-    "smallint": T.ShortType(), "short": T.ShortType(),
-    "int": T.IntegerType(), "integer": T.IntegerType(),
-    "bigint": T.LongType(), "long": T.LongType(),
-    "float": T.FloatType(), "real": T.FloatType(),
-    "double": T.DoubleType(),
-    "string": T.StringType(),
-    "binary": T.BinaryType(),
-    "date": T.DateType(),
-    "timestamp": T.TimestampType(), "timestamp_ltz": T.TimestampType(),
-    "timestamp_ntz": T.TimestampNTZType(),
-}  # fmt: skip
-
-_DECIMAL = ("decimal", "dec", "numeric")
-_TOKEN = re.compile(r"\s*(?:(`(?:[^`]|``)+`)|('(?:[^'\\]|\\.)*')|(\w+)|([<>(),:]))")
-_END = ""
+    **{name: kind() for kind in _TYPES for name in (kind.typeName(), kind().simpleString())},
+    "real": T.FloatType(),
+    "timestamp_ltz": T.TimestampType(),
+}
+_TOKEN = re.compile(r"`(?:[^`]|``)+`|'(?:[^'\\]|\\.)*'|\w+|\S")
 
 
 class ParsedSchemas(dict[str, T.StructType]):
     """Schemas of states by their text, parsed at first use; a single type is allowed."""
 
     def __missing__(self, text: str) -> T.StructType:
-        schema = self[text] = as_state_schema(_Parser(text).type_or_schema())
+        schema = self[text] = as_state_schema(_Parser(text).whole(may_be_type=True))
         return schema
 
 
 def parse_schema(text: str) -> T.StructType:
     """Parse a list of fields, as Spark does."""
-    return _Parser(text).schema()
+    schema: Any = _Parser(text).whole()
+    return schema  # type: ignore[no-any-return]
 
 
 class _Parser:
@@ -48,115 +41,91 @@ class _Parser:
 
     def __init__(self, text: str) -> None:
         self._text = text
-        self._tokens = self._split()
-        self._next = 0
+        self._tokens = _TOKEN.findall(text)
 
-    def schema(self) -> T.StructType:
-        if [token.lower() for token in self._tokens[:2]] == ["struct", "<"]:
-            schema: Any = self._type()
-        else:
-            schema = T.StructType(self._fields(_END))
-        if self._peek() != _END:
-            raise self._error(f"unexpected {self._peek()!r} at the end")
-        return schema  # type: ignore[no-any-return]
+    def whole(self, *, may_be_type: bool = False) -> T.DataType:
+        first, second = [*map(str.lower, self._tokens[:2]), "", ""][:2]
+        is_struct = (first, second) == ("struct", "<")
+        is_type = is_struct or (may_be_type and second in ("", "<", "("))
+        found = self._type() if is_type else T.StructType(self._fields())
+        if self._tokens:
+            raise self._error(f"unexpected {self._tokens[0]!r}")
+        return found
 
-    def type_or_schema(self) -> T.DataType:
-        if self._tokens[1:] and self._tokens[1] not in ("<", "("):
-            return self.schema()
-        data_type = self._type()
-        if self._peek() != _END:
-            raise self._error(f"unexpected {self._peek()!r} at the end")
-        return data_type
-
-    def _split(self) -> list[str]:
-        tokens, position = [], 0
-        text = self._text.rstrip()
-        while position < len(text):
-            match = _TOKEN.match(text, position)
-            if match is None:
-                raise self._error(f"unexpected {text[position:]!r}")
-            tokens.append(match[0].strip())
-            position = match.end()
-        return tokens
-
-    def _fields(self, end: str) -> list[T.StructField]:
-        fields = [] if self._peek() == end and end != _END else [self._field()]
-        while self._peek() == ",":
-            self._take(",")
+    def _fields(self, end: str = "") -> list[T.StructField]:
+        if self._took(end):
+            return []
+        fields = [self._field()]
+        while self._took(","):
             fields.append(self._field())
+        if end:
+            self._take(end)
         return fields
 
     def _field(self) -> T.StructField:
-        name = self._word()
-        if self._peek() == ":":
-            self._take(":")
-        data_type = self._type()
-        nullable, metadata = True, {}
-        if self._peek().lower() == "not":
-            self._take("not")
+        name = self._name()
+        self._took(":")
+        field = T.StructField(name, self._type())
+        if self._took("not"):
             self._take("null")
-            nullable = False
-        if self._peek().lower() == "comment":
-            self._take("comment")
-            metadata["comment"] = re.sub(r"\\(.)", r"\1", self._any()[1:-1])
-        return T.StructField(name, data_type, nullable, metadata)
+            field.nullable = False
+        if self._took("comment"):
+            field.metadata = {"comment": re.sub(r"\\(.)", r"\1", self._next()[1:-1])}
+        return field
 
     def _type(self) -> T.DataType:
-        word = self._word().lower()
+        word = self._name().lower()
         if word in _ATOMIC:
             return _ATOMIC[word]
-        if word in _DECIMAL:
-            return T.DecimalType(*self._numbers()) if self._peek() == "(" else T.DecimalType()
+        if word in ("decimal", "dec", "numeric"):
+            return T.DecimalType(*self._numbers()) if self._took("(") else T.DecimalType()
         if word not in ("array", "map", "struct"):
             raise self._error(f"unknown type {word!r}")
         self._take("<")
-        nested: T.DataType
-        if word == "array":
-            nested = T.ArrayType(self._type())
-        elif word == "map":
-            key = self._type()
+        if word == "struct":
+            return T.StructType(self._fields(">"))
+        found: T.DataType = self._type()
+        if word == "map":
             self._take(",")
-            nested = T.MapType(key, self._type())
+            found = T.MapType(found, self._type())
         else:
-            nested = T.StructType(self._fields(">"))
+            found = T.ArrayType(found)
         self._take(">")
-        return nested
+        return found
 
     def _numbers(self) -> list[int]:
-        self._take("(")
         numbers = [self._number()]
-        if self._peek() == ",":
-            self._take(",")
+        if self._took(","):
             numbers.append(self._number())
         self._take(")")
         return numbers
 
     def _number(self) -> int:
-        token = self._any()
+        token = self._next()
         if not token.isdecimal():
             raise self._error(f"{token!r} is not a number")
         return int(token)
 
-    def _word(self) -> str:
-        token = self._any()
-        if token.startswith("`"):
+    def _name(self) -> str:
+        token = self._next()
+        if token.startswith("`") and len(token) > 1:
             return token[1:-1].replace("``", "`")
         if not re.fullmatch(r"\w+", token):
             raise self._error(f"{token!r} is not a name")
         return token
 
-    def _peek(self) -> str:
-        return self._tokens[self._next] if self._next < len(self._tokens) else _END
+    def _next(self) -> str:
+        return self._tokens.pop(0) if self._tokens else ""
 
-    def _any(self) -> str:
-        token = self._peek()
-        self._next += 1
-        return token
+    def _took(self, wanted: str) -> bool:
+        is_next = bool(self._tokens) and self._tokens[0].lower() == wanted
+        if is_next:
+            self._next()
+        return is_next
 
     def _take(self, wanted: str) -> None:
-        token = self._any()
-        if token.lower() != wanted:
-            raise self._error(f"expected {wanted!r} instead of {token!r}")
+        if not self._took(wanted):
+            raise self._error(f"expected {wanted!r} instead of {self._next()!r}")
 
     def _error(self, why: str) -> PlanError:
         return PlanError(f"schema {self._text!r} cannot be parsed: {why}; give a StructType")
