@@ -44,6 +44,7 @@ Given = Sequence[Any] | pd.DataFrame
 """Rows of a test: a list of Rows, or a frame."""
 
 _HIDDEN = "__ckpt_test_"
+_WITH_INNER = (list, tuple, dict, np.ndarray)
 _NO_COLUMNS = T.StructType()
 
 
@@ -336,7 +337,8 @@ def each_row(rows: Given) -> Iterator[Any]:
 
 
 def _types_of(given: Sequence[Given]) -> Iterator[tuple[str, T.DataType]]:
-    """Yield the name and the type of each column of frames, and of each value of rows."""
+    """Yield the name and the type of each column of frames, and of the values of rows."""
+    known: set[tuple[str, type]] = set()
     for rows in given:
         if isinstance(rows, pd.DataFrame):
             for name, column in rows.items():
@@ -344,7 +346,11 @@ def _types_of(given: Sequence[Given]) -> Iterator[tuple[str, T.DataType]]:
         else:
             for row in rows:
                 for name, value in _by_name(row).items():
-                    yield name, _infer_type(_python(value))
+                    kind = name, type(value)
+                    if kind not in known:
+                        yield name, _infer_type(_python(value))
+                        if not isinstance(value, _WITH_INNER):
+                            known.add(kind)
 
 
 def _type_of_column(column: pd.Series[Any]) -> T.DataType:
