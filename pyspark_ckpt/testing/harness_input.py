@@ -20,7 +20,6 @@ from pyspark.sql import Row
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import from_arrow_type
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
-from pyspark.sql.types import _has_nulltype, _infer_type, _merge_type
 
 from pyspark_ckpt.errors import PlanError
 from pyspark_ckpt.operator.modes.calls import Calls, KeyedPart, PartOfAllKeys, ShowTimers
@@ -150,8 +149,8 @@ class HarnessInput:
             parts = self._parts(key)
             with self._named(f"{key!r} cannot be a key"):
                 fields = [
-                    T.StructField(field.name, _merged(field.dataType, _infer_type(part)))
-                    if _has_nulltype(field.dataType)
+                    T.StructField(field.name, _merged(field.dataType, T._infer_type(part)))
+                    if T._has_nulltype(field.dataType)
                     else field
                     for field, part in zip(fields, parts, strict=True)
                 ]
@@ -170,7 +169,7 @@ class HarnessInput:
         """Return what was seen, with columns of the rows as the key."""
         keys = T.StructType([T.StructField(name, seen.rows[name].dataType) for name in names])
         for before, now in zip(seen.keys.fields, keys.fields, strict=False):
-            if before.dataType != now.dataType and not _has_nulltype(before.dataType):
+            if before.dataType != now.dataType and not T._has_nulltype(before.dataType):
                 raise PlanError(
                     f"{self._where}: the key column {now.name!r} was "
                     f"{before.dataType.simpleString()} and is {now.dataType.simpleString()} now: "
@@ -348,7 +347,7 @@ def _types_of(given: Sequence[Given]) -> Iterator[tuple[str, T.DataType]]:
                 for name, value in _by_name(row).items():
                     kind = name, type(value)
                     if kind not in known:
-                        yield name, _infer_type(_python(value))
+                        yield name, T._infer_type(_python(value))
                         if not isinstance(value, _WITH_INNER):
                             known.add(kind)
 
@@ -359,7 +358,7 @@ def _type_of_column(column: pd.Series[Any]) -> T.DataType:
     if column.dtype == object or isinstance(column.dtype, pd.CategoricalDtype):
         values = (_python(value) for value in column.astype(object) if not _is_null(value))
         nothing: T.DataType = T.NullType()
-        return reduce(_merged, map(_infer_type, values), nothing)
+        return reduce(_merged, map(T._infer_type, values), nothing)
     return from_arrow_type(pa.array(column[:1], from_pandas=True).type)
 
 
@@ -370,7 +369,7 @@ def _merged(one: T.DataType, other: T.DataType) -> T.DataType:
     """Return a type that has the values of two types, as PySpark merges them; numbers get wider."""
     kinds = {type(one), type(other)}
     if len(kinds) == 1 or not kinds <= set(_NUMBERS):
-        return _merge_type(one, other)
+        return T._merge_type(one, other)
     return T.DoubleType() if T.FloatType in kinds else max(kinds, key=_NUMBERS.index)()
 
 
