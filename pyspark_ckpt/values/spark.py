@@ -1,7 +1,8 @@
 """The types in which Spark sends columns to Python, and the expressions of that in a plan.
 
-Spark sends nearly every type as it is, see :func:`pyspark_ckpt.values.types.in_python`. A struct
-has its fields by position if two of them have the same name, because Spark refuses those in Arrow.
+Spark sends nearly every type as it is: see `in_python` and `sent_as` in the table of types. A
+struct has its fields by position if two of them have the same name, because Spark refuses those in
+Arrow.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def _text_leaf(leaf: T.DataType) -> T.DataType:
 
 def _sent_leaf(leaf: T.DataType) -> T.DataType:
     row = find_leaf(leaf)
-    return leaf if row is None or row.in_python is None else row.in_python
+    return leaf if row is None else row.in_python or row.sent_as or leaf
 
 
 def _has_months(data_type: T.DataType) -> bool:

@@ -160,7 +160,9 @@ class LeafType:
     whole_text: Callable[[Any], str] | None = None
     """The pattern of texts that are one value: Spark takes more, and drops digits or a zone."""
     in_python: T.DataType | None = None
-    """The type to which Spark casts it for Python, if it may be another one."""
+    """The type to which Spark has to cast it for Python, if it is another one."""
+    sent_as: T.DataType | None = None
+    """The type that Spark reads back from Arrow, if it may be another one of the same kind."""
 
     @property
     def wire(self) -> Any:
@@ -374,7 +376,7 @@ LEAVES: tuple[LeafType, ...] = (
     ),
     _text(
         T.StringType, key_form=KeyForm.PLAIN, order=Order.RANKED, is_filtered=True,
-        in_python=T.StringType(),
+        sent_as=T.StringType(),
     ),
     _text_with_length(T.CharType),
     _text_with_length(T.VarcharType),
@@ -408,13 +410,13 @@ LEAVES: tuple[LeafType, ...] = (
     *(
         _time(
             T.TimeType, Kind.TIME_OF_DAY, user.as_time_of_day, pa.time64("ns"),
-            whole_text=_whole_time_of_day, shown=columns.times_of_day, in_python=T.TimeType(),
+            whole_text=_whole_time_of_day, shown=columns.times_of_day, sent_as=T.TimeType(),
         )
         for _ in range(hasattr(T, "TimeType"))  # since PySpark 4.1
     ),
     _time(
         T.DayTimeIntervalType, Kind.DURATION, user.as_duration, pa.duration("us"),
-        python="timedelta", shown=columns.durations, in_python=T.DayTimeIntervalType(),
+        python="timedelta", shown=columns.durations, sent_as=T.DayTimeIntervalType(),
     ),
     LeafType(
         spark=T.YearMonthIntervalType, kind=Kind.MONTHS, plain=int, bits=32,
@@ -491,8 +493,8 @@ def stored_key_type(fields: Sequence[T.StructField]) -> Any:
 def in_python(data_type: T.DataType) -> T.DataType:
     """Return the type in which a column comes to Python; Spark has to cast it.
 
-    Arrow has one type for texts, and Spark reads only the widest intervals and times of day back
-    from it. Intervals of years and months, which PyArrow cannot read, are numbers of months.
+    Spark has no texts of fixed length there. Intervals of years and months, which PyArrow cannot
+    read, are numbers of months.
     """
     return mapped(data_type, _leaf_in_python)
 
