@@ -109,7 +109,9 @@ def test_epochs(job: Job, epochs: int) -> None:
 
 
 @pytest.mark.further
-@pytest.mark.parametrize("epochs", [FEW, pytest.param(1000, marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    "epochs", [FEW, pytest.param(1000, marks=[pytest.mark.soak, pytest.mark.timeout(7200)])]
+)
 def test_epochs_of_a_shadow(job: Job, epochs: int) -> None:
     """Each of its epochs is a run of Spark's query in both forks."""
     taken = Taken(job)
