@@ -6,7 +6,6 @@ so far. From here on rows go the way that they go in a query.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -33,6 +32,7 @@ from pyspark_ckpt.operator.rows.sides import NO_KEY_GROUP, SideRows
 from pyspark_ckpt.operator.time import WATERMARK_DELAY
 from pyspark_ckpt.testing.kept_output import KeptOutput
 from pyspark_ckpt.values.arrow import arrow_array
+from pyspark_ckpt.values.frames import is_null, python_time
 from pyspark_ckpt.values.plain import row_type_of
 
 EventTime = Callable[[Any], int | None]
@@ -356,7 +356,7 @@ def _type_of_column(column: pd.Series[Any]) -> T.DataType:
     if not len(column):
         return T.NullType()
     if column.dtype == object or isinstance(column.dtype, pd.CategoricalDtype):
-        values = (_python(value) for value in column.astype(object) if not _is_null(value))
+        values = (_python(value) for value in column.astype(object) if not is_null(value))
         nothing: T.DataType = T.NullType()
         return reduce(_merged, map(T._infer_type, values), nothing)
     return from_arrow_type(pa.array(column[:1], from_pandas=True).type)
@@ -416,24 +416,14 @@ def _column_with(data_type: T.DataType, column: Any, index: pd.Index[Any]) -> pd
 
 def _python(value: Any) -> Any:
     """Return a scalar of NumPy or pandas as Python's, any other value as it is."""
-    if isinstance(value, np.datetime64 | np.timedelta64):
-        value = pd.Timestamp(value) if isinstance(value, np.datetime64) else pd.Timedelta(value)
+    value = python_time(value)
     if value is pd.NaT or value is pd.NA:
         return None
-    if isinstance(value, pd.Timestamp):
-        return value.to_pydatetime()
-    if isinstance(value, pd.Timedelta):
-        return value.to_pytimedelta()
     return value.tolist() if isinstance(value, np.generic | np.ndarray) else value
 
 
-def _is_null(value: Any) -> bool:
-    is_nan = isinstance(value, float) and math.isnan(value)
-    return is_nan or value is None or value is pd.NaT or value is pd.NA
-
-
 def _text(value: Any) -> Any:
-    return None if _is_null(value) else str(value)
+    return None if is_null(value) else str(value)
 
 
 def _as_tuple(value: Any) -> Any:

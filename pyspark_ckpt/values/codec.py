@@ -35,7 +35,7 @@ from pyspark_ckpt.values.plain import (
     fields_writer,
     msgspec_type,
 )
-from pyspark_ckpt.values.types import NO_KEYS, find_leaf
+from pyspark_ckpt.values.types import INSTANTS, NO_KEYS, find_leaf
 from pyspark_ckpt.values.user import Converter, unwrapped
 from pyspark_ckpt.values.words import shown
 
@@ -72,8 +72,8 @@ class TupleCodec:
             _check_key(schema, what)
         tuple_type = tuple.__class_getitem__(types)
         self._decoder = msgspec.msgpack.Decoder(tuple_type)
-        # Of written values only: stored ones may be older than this check.
         self._names = schema.names
+        # Of written values only: stored ones may be older than this check.
         required = None if style is None else required_decoder(schema)
         self._checker = required or self._decoder
         self._many_decoder = msgspec.msgpack.Decoder(list.__class_getitem__(tuple_type))
@@ -82,7 +82,7 @@ class TupleCodec:
         self._write = None if style is None else fields_writer(self._form, schema, is_checked=True)
         self._read = None if style is None else fields_reader(schema, style)
         self._reads_back = style is STATE_STYLE and any(
-            isinstance(each, T.MapType) and holds(each.keyType, T.TimestampType)
+            isinstance(each, T.MapType) and holds(each.keyType, INSTANTS)
             for each in types_in(schema)
         )
         self._is_key = is_key
@@ -222,7 +222,7 @@ class TupleCodec:
 
 
 def key_encoder() -> Callable[[Any], bytes]:
-    """Return the encoder of key tuples in shuffle form; equal keys have equal bytes."""
+    """Return the encoder of stored keys; equal keys have equal bytes."""
     return msgspec.msgpack.Encoder().encode
 
 

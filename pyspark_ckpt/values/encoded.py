@@ -37,7 +37,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class Form(Enum):
-    """What a tuple is in the state: equal keys have equal bytes, and keys of rows travel."""
+    """What a tuple is in the state: equal keys have equal bytes, and a key has forms of its own."""
 
     VALUE = auto()
     MAP_KEY = auto()
@@ -258,7 +258,7 @@ def _one_by_one(values: Sequence[Any], encode: Callable[[Any], bytes]) -> pa.Bin
 
 def _by_codec(column: pa.Array, field: T.StructField, form: Form) -> pa.BinaryArray:
     """Return the values as a tuple's codec encodes them, without the tuple's head."""
-    if form is Form.KEY:  # a decimal, which travels as it is
+    if form is Form.KEY:  # a decimal, which a key has as text
         return _one_by_one(column.to_pylist(), _decimal_text)
     encode = _codec(field, is_key=form is Form.MAP_KEY).encode
     try:
@@ -285,7 +285,7 @@ def _dict_of_all(entries: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
 
 
 def _nested_key(column: pa.Array, field: T.StructField) -> pa.BinaryArray:
-    """Return the encoded keys of a type that travels as text; a null has bytes too."""
+    """Return the encoded keys of a type that a key has as bytes; a null has bytes too."""
     encode = _codec(field, is_key=True).encode
     return _one_by_one(plain_values(field.dataType, column), lambda value: encode((value,)))
 

@@ -22,16 +22,16 @@ from pyspark_ckpt.values.arrow import ColumnStyle, python_values
 from pyspark_ckpt.values.columns import integers_of, nulls_of, numbers_of
 from pyspark_ckpt.values.plain import dict_of_times
 from pyspark_ckpt.values.shown import ValueNotHeldError, in_words, row_columns
-from pyspark_ckpt.values.types import Kind, kind_of
+from pyspark_ckpt.values.types import MOMENTS, Kind, classes_of, kind_of
 from pyspark_ckpt.values.user import Converter
 from pyspark_ckpt.values.words import shown
 
 Flags = np.ndarray[Any, Any]
 _NESTED = (T.ArrayType, T.MapType, T.StructType)
-_TIMES = (T.TimestampType, T.TimestampNTZType)
+_TIMES = classes_of(*MOMENTS)
 _NUMBERS = (Kind.INTEGER, Kind.FRACTION, Kind.BOOLEAN)
 _OBJECTS = (Kind.TEXT, Kind.BINARY, Kind.DECIMAL)
-_AS_THEY_ARE = (T.StringType, T.CharType, T.VarcharType, T.BinaryType, T.BooleanType)
+_AS_THEY_ARE = classes_of(Kind.TEXT, Kind.BINARY, Kind.BOOLEAN)
 """Types whose values need no conversion where they are not null."""
 _FRACTIONS = (float, np.floating)
 _EXACT_IN_FLOAT = 1 << 53
@@ -177,7 +177,7 @@ def yielded_values(data_type: T.DataType, zone: datetime.tzinfo | None) -> Conve
     if isinstance(data_type, _AS_THEY_ARE):
         return _none_if_null
     convert = _yielded(data_type, zone)
-    return lambda value: None if _is_null(value) else convert(value)
+    return lambda value: None if is_null(value) else convert(value)
 
 
 def _yielded(data_type: T.DataType, zone: datetime.tzinfo | None) -> Converter:
@@ -192,10 +192,10 @@ def _yielded(data_type: T.DataType, zone: datetime.tzinfo | None) -> Converter:
             data_type.names, [_yielded_item(field.dataType, zone) for field in data_type.fields]
         )
     if isinstance(data_type, T.TimestampType):
-        return lambda value: _instant(_python_time(value), zone)
+        return lambda value: _instant(python_time(value), zone)
     if isinstance(data_type, T.IntegralType):
         return _whole_number
-    return _python_date if isinstance(data_type, T.DateType) else _python_time
+    return _python_date if isinstance(data_type, T.DateType) else python_time
 
 
 def _yielded_item(data_type: T.DataType, zone: datetime.tzinfo | None) -> Converter:
@@ -203,7 +203,7 @@ def _yielded_item(data_type: T.DataType, zone: datetime.tzinfo | None) -> Conver
     convert = _yielded(data_type, zone)
     if isinstance(data_type, T.FractionalType) and not isinstance(data_type, T.DecimalType):
         return lambda value: None if value is pd.NA or value is pd.NaT else value
-    return lambda value: None if _is_null(value) else convert(value)
+    return lambda value: None if is_null(value) else convert(value)
 
 
 def _yielded_array(convert: Converter) -> Converter:
@@ -245,7 +245,8 @@ def _yielded_struct(names: list[str], converters: list[Converter]) -> Converter:
     return struct
 
 
-def _is_null(value: Any) -> bool:
+def is_null(value: Any) -> bool:
+    """Return whether a value is null in a frame: NaN, ``NaT`` and ``NA`` are."""
     if value is None or value is pd.NA or value is pd.NaT:
         return True
     if isinstance(value, _FRACTIONS):
@@ -255,10 +256,10 @@ def _is_null(value: Any) -> bool:
 
 def _none_if_null(value: Any) -> Any:
     # The check of the type comes first for speed: nearly all of these are texts.
-    return value if type(value) is str or not _is_null(value) else None
+    return value if type(value) is str or not is_null(value) else None
 
 
-def _python_time(value: Any) -> Any:
+def python_time(value: Any) -> Any:
     """Return a time of pandas or NumPy as Python's, any other value as it is."""
     if isinstance(value, _TIMES_OF_NUMPY):
         value = pd.Timestamp(value) if isinstance(value, np.datetime64) else pd.Timedelta(value)
@@ -269,7 +270,7 @@ def _python_time(value: Any) -> Any:
 
 def _python_date(value: Any) -> Any:
     """Return a time's date, as PySpark does, any other value as it is."""
-    time = _python_time(value)
+    time = python_time(value)
     return time.date() if isinstance(time, datetime.datetime) else time
 
 

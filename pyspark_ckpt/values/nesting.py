@@ -39,9 +39,14 @@ def pairs(one: T.DataType, other: T.DataType) -> Iterator[tuple[T.DataType, T.Da
         yield one, other
 
 
+def as_it_is(leaf: T.DataType) -> T.DataType:
+    """Return a leaf."""
+    return leaf
+
+
 def mapped(
     data_type: T.DataType,
-    leaf: Callable[[T.DataType], T.DataType],
+    leaf: Callable[[T.DataType], T.DataType] = as_it_is,
     names: Callable[[list[str]], list[str]] | None = None,
 ) -> T.DataType:
     """Return a type with other leaves, all nullable; `names` renames the fields of a struct."""

@@ -191,7 +191,7 @@ _NONE: frozenset[type] = frozenset()
 def reader_of(data_type: T.DataType, style: ValueStyle) -> Converter | None:
     """Return a function from plain values to users' values, ``None`` if they are the same."""
     if isinstance(data_type, T.ArrayType):
-        return _array_reader(reader_of(data_type.elementType, style))
+        return items_converter(reader_of(data_type.elementType, style))
     if isinstance(data_type, T.StructType):
         return _struct_reader(data_type, style)
     if isinstance(data_type, T.MapType):
@@ -284,7 +284,8 @@ def _is_array(values: Any) -> bool:
     return isinstance(values, np.ndarray) and values.ndim > 0
 
 
-def _array_reader(convert: Converter | None) -> Converter | None:
+def items_converter(convert: Converter | None) -> Converter | None:
+    """Return a function that converts the items of an array, except nulls; ``None`` without one."""
     if convert is None:
         return None
     return lambda values: [None if value is None else convert(value) for value in values]
@@ -388,7 +389,7 @@ def canonical_of(data_type: T.DataType) -> Converter | None:
     ``None`` if equal values encode alike without it.
     """
     if isinstance(data_type, T.ArrayType):
-        return _canonical_array(canonical_of(data_type.elementType))
+        return items_converter(canonical_of(data_type.elementType))
     if isinstance(data_type, T.StructType):
         return canonical_fields(data_type)
     if isinstance(data_type, T.MapType):
@@ -401,12 +402,6 @@ def canonical_fields(schema: T.StructType) -> Converter | None:
     """Return :func:`canonical_of` for a sequence of a schema's plain values."""
     converters = [canonical_of(field.dataType) for field in schema.fields]
     return fields_converter(converters) if any(converters) else None
-
-
-def _canonical_array(convert: Converter | None) -> Converter | None:
-    if convert is None:
-        return None
-    return lambda values: [None if value is None else convert(value) for value in values]
 
 
 def _canonical_map(key: Converter | None, value: Converter | None) -> Converter:

@@ -12,8 +12,8 @@ from functools import partial
 from pyspark.sql import Column
 from pyspark.sql import types as T
 
-from pyspark_ckpt.values.nesting import by_place, mapped, types_in
-from pyspark_ckpt.values.types import Kind, find_leaf, kind_of
+from pyspark_ckpt.values.nesting import by_place, holds, mapped
+from pyspark_ckpt.values.types import Kind, classes_of, find_leaf, in_python, kind_of
 
 _MONTHS = T.YearMonthIntervalType(T.YearMonthIntervalType.MONTH)
 
@@ -26,7 +26,7 @@ def sent_type(data_type: T.DataType) -> T.DataType:
 def sent(data_type: T.DataType, column: Column) -> Column:
     """Return the expression that sends a column."""
     wanted = sent_type(data_type)
-    if wanted == mapped(data_type, _as_is):
+    if wanted == mapped(data_type):
         return column
     if _has_months(data_type):  # Spark casts only months to a number
         column = column.cast(mapped(data_type, partial(_in_months, sent=False)))
@@ -54,13 +54,8 @@ def _names_in_arrow(names: list[str]) -> list[str]:
     return names if len(set(names)) == len(names) else by_place(names)
 
 
-def _as_is(leaf: T.DataType) -> T.DataType:
-    return leaf
-
-
 def _text_leaf(leaf: T.DataType) -> T.DataType:
-    is_text = kind_of(leaf) is Kind.TEXT
-    return T.StringType() if is_text and not isinstance(leaf, T.StringType) else leaf
+    return in_python(leaf) if kind_of(leaf) is Kind.TEXT else leaf
 
 
 def _sent_leaf(leaf: T.DataType) -> T.DataType:
@@ -69,7 +64,7 @@ def _sent_leaf(leaf: T.DataType) -> T.DataType:
 
 
 def _has_months(data_type: T.DataType) -> bool:
-    return any(kind_of(each) is Kind.MONTHS for each in types_in(data_type))
+    return holds(data_type, classes_of(Kind.MONTHS))
 
 
 def _in_months(leaf: T.DataType, *, sent: bool) -> T.DataType:

@@ -90,7 +90,7 @@ class Recording(Protocol):
     def watched(
         self, processing: Processing, output: Iterator[pa.RecordBatch]
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the output of an epoch as it is, and watch the epoch meanwhile."""
+        """Yield the output of an epoch as it is, and record the epoch."""
 
 
 class NotRecorded:

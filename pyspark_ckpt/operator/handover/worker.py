@@ -61,36 +61,34 @@ def take_over(replies: Replies) -> str | None:
     Called on an executor while the worker unpickles; does nothing anywhere else. Returns why the
     worker refuses it, ``None`` if it does not.
     """
-    frame = _reading_frame()
-    if frame is None:
-        return "the function was not unpickled by PySpark's worker"
-    try:
-        reason = _refusal(frame, PythonEvalType.SQL_GROUPED_MAP_PANDAS_UDF_WITH_STATE)
-        if reason is None:
-            _replace_methods(frame.f_locals["ser"], replies)
-    except Exception as exc:  # an unknown worker
-        reason = _not_as_expected(exc)
-    return reason
+    return _hooked(
+        PythonEvalType.SQL_GROUPED_MAP_PANDAS_UDF_WITH_STATE,
+        lambda serializer: _replace_methods(serializer, replies),
+    )
 
 
 def refusal_of_probe() -> str | None:
     """Return why the worker that unpickles a function of ``mapInArrow`` would refuse the hook."""
+    return _hooked(PythonEvalType.SQL_MAP_ARROW_ITER_UDF, _replace_by_themselves)
+
+
+def _hooked(eval_type: int, replace: Callable[[Any], None]) -> str | None:
+    """Replace methods of the serializer of a task of a type; return why the worker refuses it."""
     frame = _reading_frame()
     if frame is None:
-        return "the worker has no function read_udfs that unpickles"
+        return f"no {_READ_UDFS} of PySpark's worker unpickles the function"
     try:
-        reason = _refusal(frame, PythonEvalType.SQL_MAP_ARROW_ITER_UDF)
+        reason = _refusal(frame, eval_type)
         if reason is None:
-            serializer = frame.f_locals["ser"]
-            for name in ("load_stream", "dump_stream"):
-                setattr(serializer, name, getattr(serializer, name))
+            replace(frame.f_locals["ser"])
     except Exception as exc:  # an unknown worker
-        reason = _not_as_expected(exc)
+        reason = f"the worker is not as expected ({type(exc).__name__}: {exc})"
     return reason
 
 
-def _not_as_expected(error: Exception) -> str:
-    return f"the worker is not as expected ({type(error).__name__}: {error})"
+def _replace_by_themselves(serializer: Any) -> None:
+    for name in ("load_stream", "dump_stream"):
+        setattr(serializer, name, getattr(serializer, name))
 
 
 def _reading_frame() -> FrameType | None:

@@ -19,7 +19,7 @@ from pyspark_ckpt.operator.modes.output import OutputBuffer
 from pyspark_ckpt.operator.modes.processors import HANDLES_NO_TIMERS
 from pyspark_ckpt.operator.modes.views import ColumnView, Numbers, View
 from pyspark_ckpt.operator.rows.input import InputColumns
-from pyspark_ckpt.operator.rows.keyed import Key, KeyedRows, keyed_rows, user_keys
+from pyspark_ckpt.operator.rows.keyed import Key, KeyedRows, keyed_rows
 from pyspark_ckpt.operator.rows.output import OutputRows
 from pyspark_ckpt.operator.rows.sent_rows import SentRows, taken
 from pyspark_ckpt.operator.state.timers import DueTimer
@@ -45,7 +45,7 @@ class KeyedPart(_Part):
         keyed = self._keyed
         self.stored = keyed.stored.pairs()
         """Key group and encoded key of each key."""
-        self.keys: list[Key] = user_keys(columns, keyed)
+        self.keys: list[Key] = columns.keys_of(keyed.first)
         """The keys as the processor sees them."""
         self._bounds = keyed.bounds
         self._rows_between = view.rows_between(columns, keyed.sent)
@@ -194,7 +194,7 @@ class CallsForAllKeys(Calls):
         return PartOfAllKeys(self.view, self.columns, batches)
 
     def shown_columns(self, columns: InputColumns) -> InputColumns:
-        """Return columns in which integers keep all digits, also beside nulls."""
+        """Return columns in which integers keep all digits, also if some are null."""
         return columns.with_exact_frames()
 
     def timers_shown(self, processor: StatefulProcessor) -> ShowTimers | None:

@@ -65,7 +65,7 @@ class PandasView:
         of_part = columns.pandas_frame(sent)
         at = of_part.iloc  # asking for it takes 1 us
         indexes = FrameIndexes()
-        most = self.limits.rows_of_frames(len(sent), lambda: sent.nbytes)
+        most = self.limits.rows_of_frames(len(sent), sent.nbytes)
 
         def frames(start: int, stop: int) -> Iterator[pd.DataFrame]:
             for first in range(start, stop, most):  # nearly always one
@@ -175,10 +175,10 @@ class FrameLimits:
         """Return the limits that a session's conf sets."""
         return cls(int(get(_ROWS_KEY, "10000")), size_bytes(get(_BYTES_KEY, str(_NO_BYTES))))
 
-    def rows_of_frames(self, rows: int, size_bytes: Callable[[], int]) -> int:
+    def rows_of_frames(self, rows: int, size_bytes: int) -> int:
         """Return how many of a part's rows make one frame."""
         most = self.rows if self.rows > 0 else rows
         if self.size_bytes >= _NO_BYTES or not rows:
             return max(most, 1)
-        row_bytes: float = max(size_bytes() / rows, 1)
+        row_bytes: float = max(size_bytes / rows, 1)
         return max(min(most, math.ceil(self.size_bytes / row_bytes)), 1)

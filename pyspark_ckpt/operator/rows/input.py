@@ -45,7 +45,7 @@ from pyspark_ckpt.values.codec import TupleCodec
 from pyspark_ckpt.values.columns import numbers_of
 from pyspark_ckpt.values.encoded import Form, encoded_tuples
 from pyspark_ckpt.values.frames import check_frame, loses_digits, pandas_column
-from pyspark_ckpt.values.nesting import holds
+from pyspark_ckpt.values.nesting import holds, sql_name
 from pyspark_ckpt.values.plain import aware_timestamp, fields_converter, row_style, row_type_of
 from pyspark_ckpt.values.shown import (
     NOT_HELD,
@@ -59,7 +59,7 @@ from pyspark_ckpt.values.shown import (
 )
 from pyspark_ckpt.values.spark import sent
 from pyspark_ckpt.values.time_zones import python_zone, zone_of
-from pyspark_ckpt.values.types import KeyForm, Kind, key_form_of, leaf_of, stored_key_type
+from pyspark_ckpt.values.types import INSTANTS, KeyForm, Kind, key_form_of, leaf_of, stored_key_type
 from pyspark_ckpt.values.user import Converter
 
 logger = library_logger(__name__)
@@ -98,7 +98,7 @@ class InputColumns:
         self.sent_key_names, self.derived_keys = tuple(key_names), dict(derived_keys)
         self._shown = len(schema.fields) - len(derived_keys)
         self.time_zone = python_zone(time_zone)
-        if holds(schema, T.TimestampType):
+        if holds(schema, INSTANTS):
             zone_of(time_zone)  # refused here rather than on the executors
         self._types = [_arrow_type(field) for field in schema.fields]
         self._key_indexes = [schema.names.index(name) for name in key_names]
@@ -121,21 +121,21 @@ class InputColumns:
     def key_columns(self) -> list[Column]:
         """Return the key columns in the form that is hashed."""
         return [
-            canonical_column(_quoted(name), self.schema[name].dataType)
+            canonical_column(F.col(sql_name(name)), self.schema[name].dataType)
             for name in self.sent_key_names
         ]
 
     def plain_key_columns(self) -> list[Column]:
         """Return the key columns as they are, under the names that the user sees."""
         return [
-            _quoted(name).alias(shown)
+            F.col(sql_name(name)).alias(shown)
             for name, shown in zip(self.sent_key_names, self.key_names, strict=True)
         ]
 
     def columns(self) -> list[Column]:
         """Return the expressions that travel: the columns by position."""
         columns = [
-            self._named(sent(field.dataType, _quoted(field.name)), index)
+            self._named(sent(field.dataType, F.col(sql_name(field.name))), index)
             for index, field in enumerate(self.schema.fields)
         ]
         # An operator emits at a timer's time, which the watermark has passed: no such row is late.
@@ -178,14 +178,10 @@ class InputColumns:
         """Return stored keys as columns, as :meth:`pandas_keys` has those of rows."""
         return pd.DataFrame(
             {
-                self.schema_name(index): self._pandas_column(index, column)
+                self._field(index).name: self._pandas_column(index, column)
                 for index, column in self._stored_columns(stored)
             }
         )
-
-    def schema_name(self, index: int) -> str:
-        """Return the name of a column that the user sees."""
-        return self._field(index).name
 
     def rows(self, sent: pa.RecordBatch) -> Iterator[Row]:
         """Return sent rows as the user's Rows, in their order."""
@@ -270,7 +266,7 @@ class InputColumns:
         """Return the keys of sent rows as columns, as :meth:`pandas_frame` has them."""
         return pd.DataFrame(
             {
-                self.schema_name(index): self._pandas_column(
+                self._field(index).name: self._pandas_column(
                     index, canonical_keys(self._field(index), sent.column(f"c{index}"))
                 )
                 for index in self._key_indexes
@@ -432,7 +428,3 @@ def _warn_of_lost_digits(column: str) -> None:
         "string or decimal(20,0) before key_by",
         column,
     )
-
-
-def _quoted(name: str) -> Column:
-    return F.col("`" + name.replace("`", "``") + "`")

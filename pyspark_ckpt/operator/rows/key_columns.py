@@ -22,7 +22,7 @@ from pyspark_ckpt.errors import PlanError
 from pyspark_ckpt.values.arrow import arrow_array, plain_values
 from pyspark_ckpt.values.columns import integers_of, nulls_of, numbers_of
 from pyspark_ckpt.values.encoded import Form, encoded_tuples
-from pyspark_ckpt.values.nesting import holds
+from pyspark_ckpt.values.nesting import by_place, holds, mapped
 from pyspark_ckpt.values.plain import canonical_of
 from pyspark_ckpt.values.shown import check_texts
 from pyspark_ckpt.values.types import (
@@ -124,7 +124,7 @@ def canonical_column(column: Column, data_type: T.DataType) -> Column:
     if isinstance(data_type, T.ArrayType):
         return F.transform(column, lambda item: canonical_column(item, data_type.elementType))
     if isinstance(data_type, T.StructType):
-        by_position = column.cast(_named_by_position(data_type))
+        by_position = column.cast(mapped(data_type, names=by_place))
         fields = [
             canonical_column(by_position[f"c{index}"], field.dataType).alias(f"c{index}")
             for index, field in enumerate(data_type.fields)
@@ -148,9 +148,3 @@ def canonical_keys(field: T.StructField, column: pa.Array) -> pa.Array:
     assert canonical is not None  # there are such values in it
     plain = plain_values(data_type, column)
     return arrow_array(data_type, [None if key is None else canonical(key) for key in plain])
-
-
-def _named_by_position(data_type: T.StructType) -> T.StructType:
-    return T.StructType(
-        [T.StructField(f"c{index}", field.dataType) for index, field in enumerate(data_type.fields)]
-    )

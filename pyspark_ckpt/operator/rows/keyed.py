@@ -46,8 +46,3 @@ def keyed_rows(columns: InputColumns, batches: SentRows) -> KeyedRows:
         stored,
         [0, *np.cumsum(counts).tolist()],
     )
-
-
-def user_keys(columns: InputColumns, keyed: KeyedRows) -> list[Key]:
-    """Return the keys as the processor sees them."""
-    return columns.keys_of(keyed.first)

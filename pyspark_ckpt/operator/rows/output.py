@@ -51,6 +51,10 @@ class OutputRows:
         self._uid = uid
         self._known_kinds: set[tuple[str, ...]] = set()
         self._types = [self._arrow_type(field) for field in schema.fields]
+        self.arrow_schema = pa.schema(
+            [(f"c{index}", kind) for index, kind in enumerate(self._types)]
+        )
+        """The sent schema in Arrow."""
 
     @property
     def sent_schema(self) -> T.StructType:
@@ -74,11 +78,6 @@ class OutputRows:
             )
             for index, field in enumerate(self.schema.fields)
         ]
-
-    @property
-    def arrow_schema(self) -> pa.Schema:
-        """The sent schema in Arrow."""
-        return pa.schema([(f"c{index}", kind) for index, kind in enumerate(self._types)])
 
     def batch_of(self, columns: Sequence[pa.Array]) -> pa.RecordBatch:
         """Return columns of :meth:`column` and :meth:`numbers` as a batch in the sent schema."""

@@ -16,6 +16,9 @@ from pyspark.sql import types as T
 from pyspark_ckpt.values.arrow import arrow_array, arrow_type, plain_values, viewed
 from pyspark_ckpt.values.codec import TupleCodec
 from pyspark_ckpt.values.encoded import Form, encoded_tuples, stored_columns
+from pyspark_ckpt.values.types import TEXTS
+
+_BYTES = T.BinaryType()
 
 
 class PackedColumns:
@@ -24,7 +27,7 @@ class PackedColumns:
     def __init__(self, schema: T.StructType) -> None:
         self._own = [arrow_type(field.dataType) for field in schema.fields]
         self.schema = T.StructType(
-            [T.StructField(field.name, _packed(field.dataType)) for field in schema.fields]
+            [T.StructField(field.name, packed_type(field.dataType)) for field in schema.fields]
         )
         self._packed = [arrow_type(field.dataType) for field in self.schema.fields]
 
@@ -83,20 +86,21 @@ class RowPacking:
         return pa.RecordBatch.from_arrays(arrays, names=self.schema.names)
 
 
-def _packed(data_type: T.DataType) -> T.DataType:
-    if isinstance(data_type, T.StringType | T.CharType | T.VarcharType):
-        return T.BinaryType()
+def packed_type(data_type: T.DataType, text: T.DataType = _BYTES) -> T.DataType:
+    """Return the packed type of a type, in which each text has the type `text`."""
+    if isinstance(data_type, TEXTS):
+        return text
     if isinstance(data_type, T.ArrayType):
-        return T.ArrayType(_packed(data_type.elementType))
+        return T.ArrayType(packed_type(data_type.elementType, text))
     if isinstance(data_type, T.MapType):
         entry = [("key", data_type.keyType), ("value", data_type.valueType)]
-        return T.ArrayType(_struct(entry))
+        return T.ArrayType(_struct(entry, text))
     if isinstance(data_type, T.StructType):
-        return _struct([(field.name, field.dataType) for field in data_type.fields])
+        return _struct([(field.name, field.dataType) for field in data_type.fields], text)
     if isinstance(data_type, T.VariantType):
-        return _struct([("value", T.BinaryType()), ("metadata", T.BinaryType())])
+        return _struct([("value", _BYTES), ("metadata", _BYTES)], text)
     return data_type
 
 
-def _struct(fields: Sequence[tuple[str, T.DataType]]) -> T.StructType:
-    return T.StructType([T.StructField(name, _packed(kind)) for name, kind in fields])
+def _struct(fields: Sequence[tuple[str, T.DataType]], text: T.DataType) -> T.StructType:
+    return T.StructType([T.StructField(name, packed_type(kind, text)) for name, kind in fields])

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from pyspark_ckpt.operator.rows.input import KEY_GROUP
-from pyspark_ckpt.operator.rows.sent_rows import SentRows, bytes_as_objects, taken
+from pyspark_ckpt.operator.rows.sent_rows import SentRows, bytes_as_objects, drained, taken
 from pyspark_ckpt.values.columns import numbers_of
 
 _MOST_FILES = 64
@@ -84,7 +84,7 @@ class InputParts:
         schema = held[0].schema
         with ExitStack() as stack:
             writers = [stack.enter_context(pa.ipc.new_stream(str(path), schema)) for path in paths]
-            for batch in _drained(held, following):
+            for batch in drained(held, following):
                 place = np.searchsorted(starts, numbers_of(batch.column(KEY_GROUP)), "right") - 1
                 order = np.argsort(place, kind="stable")
                 bounds = np.searchsorted(place[order], range(len(buckets) + 1))
@@ -106,9 +106,3 @@ def _buckets(key_groups: range) -> list[range]:
     number = min(_MOST_FILES, len(key_groups))
     cuts = [key_groups.start + len(key_groups) * cut // number for cut in range(number + 1)]
     return [range(start, stop) for start, stop in pairwise(cuts)]
-
-
-def _drained(held: SentRows, following: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    while held:
-        yield held.pop(0)
-    yield from following

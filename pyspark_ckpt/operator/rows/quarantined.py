@@ -9,8 +9,8 @@ import pyarrow as pa
 from pyspark.sql import types as T
 
 from pyspark_ckpt.operator.rows.input import KEY_GROUP, InputColumns
-from pyspark_ckpt.operator.rows.packed import PackedColumns
-from pyspark_ckpt.values.plain import fields_converter
+from pyspark_ckpt.operator.rows.packed import PackedColumns, packed_type
+from pyspark_ckpt.values.plain import fields_converter, items_converter
 from pyspark_ckpt.values.types import TEXTS
 from pyspark_ckpt.values.user import Converter
 
@@ -25,7 +25,7 @@ class QuarantinedRows:
         fields = columns.schema.fields
         self._columns = PackedColumns(columns.schema)
         self._names = columns.arrow_schema.names
-        self.schema = T.StructType(list(map(_kept, fields, self._columns.schema.fields)))
+        self.schema = T.StructType(list(map(_kept, fields)))
         self._to_texts = fields_converter([_texts(field.dataType, _text_of) for field in fields])
         self._to_bytes = fields_converter([_texts(field.dataType, _bytes_of) for field in fields])
 
@@ -64,49 +64,22 @@ def _texts(data_type: T.DataType, convert: Converter) -> Converter | None:
     if isinstance(data_type, TEXTS):
         return convert
     if isinstance(data_type, T.ArrayType):
-        return _each(_texts(data_type.elementType, convert))
+        return items_converter(_texts(data_type.elementType, convert))
     if isinstance(data_type, T.MapType):
         kinds = [data_type.keyType, data_type.valueType]
-        return _each(_fields([_texts(kind, convert) for kind in kinds]))
+        return items_converter(_fields([_texts(kind, convert) for kind in kinds]))
     if isinstance(data_type, T.StructType):
         return _fields([_texts(field.dataType, convert) for field in data_type.fields])
     return None
-
-
-def _each(convert: Converter | None) -> Converter | None:
-    if convert is None:
-        return None
-    return lambda values: [None if value is None else convert(value) for value in values]
 
 
 def _fields(converters: Sequence[Converter | None]) -> Converter | None:
     return fields_converter(converters) if any(converters) else None
 
 
-def _kept(field: T.StructField, packed: T.StructField) -> T.StructField:
-    kept = _with_texts(field.dataType, packed.dataType)
+def _kept(field: T.StructField) -> T.StructField:
+    kept = packed_type(field.dataType, text=T.StringType())
     if kept == field.dataType:
         return T.StructField(field.name, kept)
     # A value of another type may look the same: the type is part of the stored schema.
     return T.StructField(field.name, kept, metadata={"type": field.dataType.simpleString()})
-
-
-def _with_texts(own: T.DataType, packed: T.DataType) -> T.DataType:
-    """Return a packed type whose texts are texts."""
-    if isinstance(own, TEXTS):
-        return T.StringType()
-    if isinstance(own, T.ArrayType) and isinstance(packed, T.ArrayType):
-        return T.ArrayType(_with_texts(own.elementType, packed.elementType))
-    if isinstance(own, T.MapType) and isinstance(packed, T.ArrayType):
-        entry = T.StructType(
-            [T.StructField("key", own.keyType), T.StructField("value", own.valueType)]
-        )
-        return T.ArrayType(_with_texts(entry, packed.elementType))
-    if isinstance(own, T.StructType) and isinstance(packed, T.StructType):
-        return T.StructType(
-            [
-                T.StructField(inner.name, _with_texts(inner.dataType, one.dataType))
-                for inner, one in zip(own.fields, packed.fields, strict=True)
-            ]
-        )
-    return packed

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -64,6 +64,13 @@ def _large_type(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_struct(kind):
         return pa.struct([field.with_type(_large_type(field.type)) for field in kind])
     return kind
+
+
+def drained(held: SentRows, following: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield the held batches, which are no longer held then, and those that follow."""
+    while held:
+        yield held.pop(0)
+    yield from following
 
 
 def taken(batch: pa.RecordBatch, places: Places) -> pa.RecordBatch:

@@ -32,10 +32,12 @@ _FLAG = "__ckpt_is_"
 class SideRows:
     """The rows of one side.
 
-    `name` is unique among the sides, and the names of the side's columns begin with it.
+    `name` is unique among the sides, and the names of the side's columns begin with it. `columns`
+    are those of the user's rows, if it has such.
     """
 
     name: str
+    columns: InputColumns | None = None
 
     @property
     def _prefix(self) -> str:
@@ -66,7 +68,7 @@ class SideRows:
         )
 
     def divided(self, sent: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch | None]:
-        """Return the other rows of a batch, and the side's rows in the side's own columns.
+        """Return the other rows of a batch as they are, and the side's rows in its own columns.
 
         The second is ``None`` if the batch has no row of the side.
         """
@@ -79,7 +81,8 @@ class SideRows:
     def _own_columns(self, sent: pa.RecordBatch) -> pa.RecordBatch:
         own = [name for name in sent.schema.names if name.startswith(self._prefix)]
         names = [KEY_GROUP, *map(self.own_name, own)]
-        return renamed(sent.select([KEY_GROUP, *own]), names)
+        rows = renamed(sent.select([KEY_GROUP, *own]), names)
+        return rows if self.columns is None else self.columns.arriving(rows)
 
 
 def _fillers(schema: T.StructType) -> list[Column]:
@@ -98,7 +101,7 @@ def read_divided(
     sides: Sequence[SideRows],
     parts: InputParts,
 ) -> tuple[Iterator[SentRows], dict[str, SentRows]]:
-    """Read all of an epoch's input."""
+    """Read all of an epoch's input, the rows in the library's Arrow types."""
     found: dict[str, SentRows] = {side.name: [] for side in sides}
 
     def keyed() -> Iterator[pa.RecordBatch]:
@@ -133,7 +136,7 @@ class BroadcastRows:
     def __init__(self, columns: InputColumns, form: RowForm) -> None:
         self.columns = columns
         self._form = form
-        self.side = SideRows("broadcast")
+        self.side = SideRows("broadcast", columns)
 
     def plan(self, keyed: DataFrame, stream: DataFrame, tokens: Sequence[int]) -> DataFrame:
         """Return the keyed rows and, once for each token, the broadcast rows. Driver only."""
@@ -160,7 +163,7 @@ class InitialRows:
     def __init__(self, columns: InputColumns, mode: InputMode) -> None:
         self.columns = columns
         self.mode = mode
-        self.side = SideRows("initial")
+        self.side = SideRows("initial", columns)
 
     def plan(self, keyed: DataFrame, initial: DataFrame) -> DataFrame:
         """Return the keyed rows and those of the initial state together. Driver only."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from pyspark_ckpt.operator.rows.keyed import KeyedRows, keyed_rows, user_keys
+from pyspark_ckpt.operator.rows.keyed import KeyedRows, keyed_rows
 from pyspark_ckpt.operator.rows.mode import InputMode
 from pyspark_ckpt.operator.rows.sent_rows import taken
 from pyspark_ckpt.operator.table.keys import StoredKey
@@ -59,7 +59,7 @@ def _unheld(
             yield from _unheld(mode, keyed, start, middle)
             yield from _unheld(mode, keyed, middle, stop)
             return
-        user_keys(mode.columns, keyed_rows(mode.columns, rows))
+        mode.columns.keys_of(keyed_rows(mode.columns, rows).first)
         yield start, exc
 
 

@@ -169,14 +169,6 @@ class OperatorFunction:
         if broadcast is not None:
             sides = [*sides, broadcast.side]
         keyed, found = read_divided(batches, self.columns, sides, parts)
-        if broadcast is not None:
-            found[broadcast.side.name] = list(
-                map(broadcast.columns.arriving, found[broadcast.side.name])
-            )
-        if self.initial is not None and self.initial.side.name in found:
-            found[self.initial.side.name] = list(
-                map(self.initial.columns.arriving, found[self.initial.side.name])
-            )
         if seen is not None:
             keyed = seen.parts(keyed)
             if broadcast is not None:

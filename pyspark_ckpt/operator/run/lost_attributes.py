@@ -42,15 +42,15 @@ class LostAttributes:
     def during_init(self) -> Iterator[None]:
         """Remember at the end of the context what ``init`` has left."""
         yield
-        self.end_of_init()
+        self._end_of_init()
 
     @contextmanager
     def during_end(self) -> Iterator[None]:
         """Compare at the begin of the context, before ``close`` changes attributes."""
-        self.lost = self.names()
+        self.lost = self._names()
         yield
 
-    def end_of_init(self) -> None:
+    def _end_of_init(self) -> None:
         """Remember the attributes that ``init`` leaves as they were; it sets the others anew."""
         if self._before_init is None:
             return
@@ -65,7 +65,7 @@ class LostAttributes:
             if name not in self._of_init
         }
 
-    def names(self) -> tuple[str, ...]:
+    def _names(self) -> tuple[str, ...]:
         """Return what was changed, or set for the first time, after ``init``; sorted."""
         if self._before_init is None:
             return ()

@@ -59,6 +59,7 @@ from pyspark_ckpt.operator.quarantine.releases import ReleasesOfEpoch
 from pyspark_ckpt.operator.rows.input import TOKEN
 from pyspark_ckpt.operator.rows.keys import subtask_tokens
 from pyspark_ckpt.operator.rows.packed import RowPacking
+from pyspark_ckpt.operator.rows.sent_rows import drained
 from pyspark_ckpt.operator.run.barrier import end_epoch
 from pyspark_ckpt.operator.run.epoch_observers import EpochObservers, recording_of
 from pyspark_ckpt.operator.run.function import OperatorFunction
@@ -148,7 +149,7 @@ class SubtaskFunction:
         """Process an epoch's rows, which the worker hands over in Arrow."""
         first = next(batches)  # if the state has timed out, it has the token and no row
         token = first.column(TOKEN)[0].as_py()
-        rows = iter(()) if state.hasTimedOut else _again([first], batches)
+        rows = iter(()) if state.hasTimedOut else drained([first], batches)
         del first  # it may be spilled before the others come
         yield from self.process(token, rows, state)
 
@@ -315,11 +316,3 @@ def _checkpoints_storage(runtime: Runtime, where: str) -> Storage:
             "inside the checkpointLocation: install the library in their Python too, or set "
             "spark.ckpt.execution.checkpointing.dir to a directory that they reach"
         ) from exc
-
-
-def _again(
-    held: list[pa.RecordBatch], following: Iterator[pa.RecordBatch]
-) -> Iterator[pa.RecordBatch]:
-    while held:
-        yield held.pop()
-    yield from following

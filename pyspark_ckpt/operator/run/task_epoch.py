@@ -1,4 +1,4 @@
-"""The epoch of a task: which one it is, where it runs, and what is open meanwhile.
+"""The epoch of a task: which one it is, where it runs, and what is open until it ends.
 
 Which one it is, Spark or ``foreachBatch`` says; it is never a default.
 """

@@ -112,7 +112,7 @@ def test_pipelined_mode_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_nothing_is_done_outside_of_a_worker() -> None:
-    assert worker.take_over(twice) == "the function was not unpickled by PySpark's worker"
+    assert worker.take_over(twice) == "no read_udfs of PySpark's worker unpickles the function"
     assert "read_udfs" in (worker.refusal_of_probe() or "")
 
 

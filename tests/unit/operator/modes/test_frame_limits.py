@@ -33,7 +33,7 @@ def test_the_smaller_limit_counts(rows: str, size_bytes: int | str, wanted: int)
         "spark.sql.execution.arrow.maxBytesPerBatch": str(size_bytes),
     }
     limits = FrameLimits.of_session(lambda key, default: conf.get(key, default))
-    assert limits.rows_of_frames(ROWS, lambda: SIZE_BYTES) == wanted
+    assert limits.rows_of_frames(ROWS, SIZE_BYTES) == wanted
 
 
 def test_defaults_are_sparks() -> None:
@@ -41,4 +41,4 @@ def test_defaults_are_sparks() -> None:
 
 
 def test_no_rows() -> None:
-    assert FrameLimits(-1, 16).rows_of_frames(0, lambda: 0) == 1
+    assert FrameLimits(-1, 16).rows_of_frames(0, 0) == 1

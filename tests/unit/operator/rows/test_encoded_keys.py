@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pyspark.sql import types as T
 
 from pyspark_ckpt.operator.rows.input import InputColumns
-from pyspark_ckpt.operator.rows.keyed import keyed_rows, user_keys
+from pyspark_ckpt.operator.rows.keyed import keyed_rows
 from pyspark_ckpt.operator.rows.keys import KeyPlaces
 from pyspark_ckpt.values.nesting import holds
 from tests.unit.operator.rows.sent import sent_batch
@@ -73,7 +73,7 @@ def test_a_processor_gets_one_form_of_equal_keys_in_all_modes(
     values = [-0.0, 0.0, _MINUS_NAN, math.nan, 1.5, None][::order]
     sent = sent_batch(schema, [(wrap(value), 7) for value in values])
     keyed = keyed_rows(columns, [sent])
-    in_rows = [key[0] for key in user_keys(columns, keyed)]
+    in_rows = [key[0] for key in columns.keys_of(keyed.first)]
     assert len(in_rows) == 4
     in_arrow = columns.arrow_keys(keyed.first).column("k")
     assert repr(in_arrow.to_pylist()) == repr(in_rows)

@@ -42,10 +42,11 @@ class Held:
 def lost(work: Callable[[Any], Any], kind: type = Held) -> tuple[str, ...]:
     held = kind()
     attributes = LostAttributes(held)
-    held.init()
-    attributes.end_of_init()
+    with attributes.during_init():
+        held.init()
     work(held)
-    return attributes.names()
+    with attributes.during_end():
+        return attributes.lost
 
 
 def each(held: Any) -> None:
