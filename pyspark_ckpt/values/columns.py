@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,10 @@ _FIRST_DAY, _LAST_DAY = (
     int(np.datetime64(day, "D").astype(np.int64)) for day in ("0001-01-01", "9999-12-31")
 )
 _DAY_US = 86_400_000_000
+
+NUMBER_OF_NAT = -(1 << 63)
+"""A time or duration of Spark that NumPy and pandas take for none."""
+_LONGEST_BACK = timedelta(microseconds=NUMBER_OF_NAT)
 
 
 def numbers_of(column: pa.Array) -> Numbers:
@@ -84,7 +89,11 @@ def _check_years(numbers: Numbers, least: int, most: int) -> None:
 
 def durations(column: pa.Array) -> list[Any]:
     """Return durations."""
-    return with_nulls(integers_of(column).astype("timedelta64[us]").tolist(), column)
+    numbers = integers_of(column)
+    values = numbers.astype("timedelta64[us]").tolist()
+    for row in (numbers == NUMBER_OF_NAT).nonzero()[0].tolist():
+        values[row] = _LONGEST_BACK
+    return with_nulls(values, column)
 
 
 def times_of_day(column: pa.Array) -> list[Any]:

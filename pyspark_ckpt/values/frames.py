@@ -19,7 +19,7 @@ import pyarrow as pa
 from pyspark.sql import types as T
 
 from pyspark_ckpt.values.arrow import ColumnStyle, python_values
-from pyspark_ckpt.values.columns import integers_of, nulls_of, numbers_of
+from pyspark_ckpt.values.columns import NUMBER_OF_NAT, integers_of, nulls_of, numbers_of
 from pyspark_ckpt.values.plain import dict_of_times
 from pyspark_ckpt.values.shown import ValueNotHeldError, in_words, row_columns
 from pyspark_ckpt.values.types import MOMENTS, Kind, classes_of, kind_of
@@ -152,6 +152,8 @@ def _object_array(values: list[Any]) -> Flags:
 
 def _times(data_type: T.DataType, column: pa.Array, time_zone: str) -> pd.Series[Any]:
     numbers, nulls = integers_of(column), nulls_of(column)
+    if (numbers == NUMBER_OF_NAT).any():
+        raise pd.errors.OutOfBoundsDatetime("pandas has NaT in place of the first of Spark's times")
     if isinstance(data_type, T.TimestampType):
         times = pd.to_datetime(pd.Series(numbers), unit="us", utc=True)
         series = times.dt.tz_convert(time_zone).dt.tz_localize(None)

@@ -23,7 +23,7 @@ from pyspark_ckpt.values.arrow import (
     python_values,
     viewed,
 )
-from pyspark_ckpt.values.columns import integers_of, nulls_of, with_nulls
+from pyspark_ckpt.values.columns import NUMBER_OF_NAT, integers_of, nulls_of, with_nulls
 from pyspark_ckpt.values.plain import aware_timestamps
 from pyspark_ckpt.values.time_zones import zone_of
 from pyspark_ckpt.values.types import Kind, find_leaf
@@ -31,8 +31,6 @@ from pyspark_ckpt.values.words import shown
 
 Numbers = np.ndarray[Any, Any]
 Leaf = Callable[[pa.Array], list[Any]]
-
-_NO_TIME = -(1 << 63)
 
 
 class ValueNotHeldError(ValueError):
@@ -207,10 +205,10 @@ def newest_ms(column: pa.Array, bounds: Sequence[int]) -> list[int | None]:
     microseconds = integers_of(column)
     nulls = nulls_of(column)
     if nulls is not None:
-        microseconds = np.where(nulls, _NO_TIME, microseconds)
+        microseconds = np.where(nulls, NUMBER_OF_NAT, microseconds)
     newest = np.maximum.reduceat(microseconds, bounds[:-1])
     times: list[int | None] = (newest // 1000).tolist()
-    for place in np.flatnonzero(newest == _NO_TIME).tolist():
+    for place in np.flatnonzero(newest == NUMBER_OF_NAT).tolist():
         times[place] = None
     return times
 

@@ -318,6 +318,9 @@ _YEAR_0, _YEAR_10000 = (
 )
 
 
+_FIRST_MOMENT = "-290308-12-21T19:59:05.224192"
+
+
 def _local_time_texts(microseconds: np.ndarray[Any, Any]) -> list[str]:
     """Return timestamps without a zone as Spark casts them to text."""
     texts = np.datetime_as_string(microseconds.astype("datetime64[us]")).tolist()
@@ -327,9 +330,14 @@ def _local_time_texts(microseconds: np.ndarray[Any, Any]) -> list[str]:
     return list(map(_with_year_of_spark, plain))
 
 
+def _moment_in_words(microseconds: int) -> str:
+    is_first = microseconds == columns.NUMBER_OF_NAT
+    return _FIRST_MOMENT if is_first else str(np.datetime64(microseconds, "us"))
+
+
 def _with_year_of_spark(text: str) -> str:
     if text.startswith("Na"):  # NumPy has another meaning for the least integer
-        return "-290308-12-21 19:59:05.224192"
+        return _FIRST_MOMENT.replace("T", " ")
     if text.startswith("-"):
         year, rest = text[1:].split("-", 1)
         return f"-{year.zfill(4)}-{rest}"
@@ -397,14 +405,14 @@ LEAVES: tuple[LeafType, ...] = (
         T.TimestampType, Kind.INSTANT, user.as_moment, pa.timestamp("us", "UTC"),
         python="datetime", key_form=KeyForm.PLAIN, order=Order.ARROW,
         write=_always(user.microseconds_of), write_shown=user.shown_microseconds_of,
-        in_words=lambda microseconds: f"{np.datetime64(microseconds, 'us')}Z",
+        in_words=lambda microseconds: f"{_moment_in_words(microseconds)}Z",
         whole_text=_always(rf"^{_DATE}({_CLOCK}\s*([A-Za-z+-].*)?)?\s*$"),
     ),
     _time(
         T.TimestampNTZType, Kind.LOCAL_TIME, user.as_local_time, pa.timestamp("us"),
         python="datetime", key_form=KeyForm.TEXT, key_texts=_local_time_texts, order=Order.ARROW,
         shown=columns.local_times,
-        in_words=lambda microseconds: str(np.datetime64(microseconds, "us")).replace("T", " "),
+        in_words=lambda microseconds: _moment_in_words(microseconds).replace("T", " "),
         whole_text=_always(rf"^{_DATE}({_CLOCK})?\s*$"),
     ),
     *(

@@ -8,19 +8,14 @@ from typing import Any
 import pytest
 
 from pyspark_ckpt.errors import PlanError, ProcessorError, StateUseError, StateValueError
-from pyspark_ckpt.operator.modes.mode import MODES, Mode
+from pyspark_ckpt.operator.modes.mode import MODES
 from pyspark_ckpt.operator.plan.operator import check_quarantines_keys
-from pyspark_ckpt.operator.rows.input import InputColumns
-from pyspark_ckpt.operator.rows.output import OutputRows
-from pyspark_ckpt.operator.rows.sides import BroadcastRows, EpochInput
 from pyspark_ckpt.operator.run import processing
-from pyspark_ckpt.operator.run.processing import EpochProcessing
-from tests.processor_of_each_mode import NUMBER, PROCESSORS, Same
-from tests.unit.operator.rows.sent import sent_batch
-from tests.unit.operator.run.logged_processor import COLUMNS, OUTPUT, Input, frame_of
+from tests.processor_of_each_mode import PROCESSORS, Same
+from tests.unit.operator.modes.mode_epochs import Subtask
+from tests.unit.operator.run.logged_processor import Input
 from tests.unit.operator.subtask_epochs import SubtaskEpochs
 
-OFFSETS = InputColumns(NUMBER, [])
 EVERY = pytest.mark.parametrize("name", MODES)
 ALL_KEYS = pytest.mark.parametrize(
     "name", [name for name, mode in MODES.items() if not mode.has_key_calls]
@@ -31,49 +26,6 @@ PART_2: Input = [("ab", 7), ("ab", 30)]
 
 def test_every_mode_has_a_processor() -> None:
     assert list(PROCESSORS) == list(MODES)
-
-
-class Subtask:
-    """Runs epochs of one subtask in one mode."""
-
-    def __init__(self, epochs: SubtaskEpochs, mode: Mode) -> None:
-        self.epochs, self.mode = epochs, mode
-        self.calls = mode.of_operator(COLUMNS, OutputRows(OUTPUT, "u"))
-
-    def run(
-        self,
-        processor: Any,
-        *parts: Input,
-        initial: Input | None = None,
-        offset: int | None = None,
-        now_ms: int = 0,
-    ) -> list[tuple[Any, ...]]:
-        """Run an epoch; return what it emitted, in order of the values."""
-        epochs = self.epochs
-        epochs.set_time(now_ms)
-        handle = epochs.begin()
-        epochs.leave_key()
-        run = EpochProcessing(
-            processor, epochs.table, handle, epochs.clock, self.calls, COLUMNS.decode_key,
-            "operator 'u'", initial_mode=self.calls.of_initial_state(COLUMNS),
-        )  # fmt: skip
-        offsets = None
-        if offset is not None:
-            broadcast = BroadcastRows(self.calls.shown_columns(OFFSETS), self.calls.form)
-            offsets = broadcast.received([sent_batch(NUMBER, [(offset,)])])
-        given = EpochInput(
-            [[frame_of(rows[::2]), frame_of(rows[1::2])] for rows in parts],
-            broadcast=offsets,
-            initial=None if initial is None else [frame_of(initial)],
-        )
-        try:
-            batches = list(run.run(lambda: given, epochs.number))
-        except BaseException:
-            epochs.drop()
-            raise
-        epochs.end()
-        rows = [tuple(row.values()) for batch in batches for row in batch.to_pylist()]
-        return sorted(rows, key=repr)
 
 
 @pytest.fixture
