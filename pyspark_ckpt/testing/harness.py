@@ -17,7 +17,7 @@ from pyspark.sql import Row
 from pyspark.sql import types as T
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
-from pyspark_ckpt.errors import HarnessUseError, NotBuiltYetError, PlanError
+from pyspark_ckpt.errors import HarnessUseError, PlanError
 from pyspark_ckpt.migration import Migration
 from pyspark_ckpt.operator.descriptor import MigrationDescriptor, OnError, OperatorDescriptor
 from pyspark_ckpt.operator.modes.mode import ARROW, BATCHES, PANDAS, ROWS, Mode, modes_of_class
@@ -79,13 +79,13 @@ class ProcessorHarness:
 
     Parameters
     ----------
-    processor : StatefulProcessor or BatchProcessor
-        The processor under test, for rows or pandas frames.
+    processor : StatefulProcessor, BatchProcessor or ArrowProcessor
+        The processor under test.
     initialStateRow : sequence of tuple, optional
         Pairs of a key and a Row. ``handleInitialState`` is called with each pair, in one epoch
         before all others. Timers that it registers fire in the next epoch.
     initialStatePandas : sequence of tuple, optional
-        The same with pairs of a key and a frame.
+        The same with pairs of a key and a frame, which an ``ArrowProcessor`` gets as a table.
     timeMode : str
         ``None``, ``ProcessingTime`` or ``EventTime``.
     outputMode : str
@@ -173,7 +173,6 @@ class ProcessorHarness:
             migrations,
             on_error=onError,
         )
-        refuse_arrow(processor, uid)
         mode = modes_of_class(processor)[0]
         if arguments.on_error is OnError.QUARANTINE:
             check_quarantines_keys(mode, f"operator {uid!r}")
@@ -203,13 +202,11 @@ class ProcessorHarness:
             (conf or {}).get(SESSION_ZONE, "UTC"),
             subtask.where,
             has_event_time=eventTimeExtractor is not None,
-            keys_are_columns=mode is BATCHES,
+            keys_are_columns=not mode.has_key_calls,
             schema=rows_schema,
         )
         self._clock = clock
-        self._epochs = HarnessEpochs(
-            subtask, self._input, clock, schema, is_batches=mode is BATCHES
-        )
+        self._epochs = HarnessEpochs(subtask, self._input, clock, schema, mode)
         clock.ages = subtask.first_init(clock.now())
         self._epochs.over_initial_state(initialStateRow or initialStatePandas or ())
 
@@ -233,7 +230,7 @@ class ProcessorHarness:
 
         Parameters
         ----------
-        processor : StatefulProcessor or BatchProcessor
+        processor : StatefulProcessor, BatchProcessor or ArrowProcessor
             The processor under test; it may be a newer version of the snapshot's processor.
         snapshot : Snapshot
             What :meth:`snapshot` returned.
@@ -424,20 +421,62 @@ class ProcessorHarness:
         >>> ProcessorHarness(Sizes()).testInBatches(rows, "user").sort_values("user")["n"].tolist()
         [2, 1]
         """
-        output: pd.DataFrame = self._epochs.over_batch(input, keyColumns)
+        output: pd.DataFrame = self._epochs.over_batch(input, keyColumns, BATCHES)
         return output
 
-    def testBroadcast(self, rows: Sequence[Row] | pd.DataFrame) -> Any:
+    def testInArrow(self, input: pa.Table, *keyColumns: str) -> pa.Table:
+        """Process rows of any keys at once, as an epoch; for an ``ArrowProcessor``.
+
+        Parameters
+        ----------
+        input : pyarrow.Table
+            All rows. The processor gets their columns in the Arrow types of their Spark types.
+        *keyColumns : str
+            Which columns of `input` are the key, as for ``key_by``.
+
+        Returns
+        -------
+        pyarrow.Table
+            What the processor yielded.
+
+        Raises
+        ------
+        PlanError
+            If the processor is not an ``ArrowProcessor``, or `input` lacks a key column.
+        ProcessorError
+            If the processor raises; the epoch has no effect.
+        CrashedError
+            If a crash was planned with :meth:`crashAt`; the epoch has no effect.
+
+        Examples
+        --------
+        >>> import pyarrow as pa
+        >>> from pyspark_ckpt import ArrowProcessor
+        >>> class Sizes(ArrowProcessor):
+        ...     def init(self, handle): ...
+        ...
+        ...     def handleInputArrow(self, keys, rows, timerValues):
+        ...         yield rows.group_by("user").aggregate([([], "count_all")])
+        ...
+        ...     def close(self): ...
+        >>> rows = pa.table({"user": ["ada", "bob", "ada"]})
+        >>> ProcessorHarness(Sizes()).testInArrow(rows, "user").sort_by("user").to_pylist()
+        [{'user': 'ada', 'count_all': 2}, {'user': 'bob', 'count_all': 1}]
+        """
+        return self._epochs.over_batch(input, keyColumns, ARROW)
+
+    def testBroadcast(self, rows: Sequence[Row] | pd.DataFrame | pa.Table) -> Any:
         """Process rows of the broadcast stream, as an epoch without other rows.
 
         Parameters
         ----------
-        rows : sequence of Row or pandas.DataFrame
-            What ``handleBroadcastRows`` gets, as an iterator over the Rows or over the one frame.
+        rows : sequence of Row, pandas.DataFrame or pyarrow.Table
+            What ``handleBroadcastRows`` gets, as an iterator over the Rows, or over the one frame
+            or table. An ``ArrowProcessor`` takes tables, a ``BatchProcessor`` frames.
 
         Returns
         -------
-        list of Row or pandas.DataFrame
+        list of Row, pandas.DataFrame or pyarrow.Table
             The output, of the same kind as the input.
 
         Raises
@@ -978,20 +1017,22 @@ class HarnessEpochs:
         input: HarnessInput,
         clock: HarnessClock,
         schema: T.StructType | None,
-        *,
-        is_batches: bool,
+        mode: Mode,
     ) -> None:
         self._subtask = subtask
         self._input = input
         self._clock = clock
         self._schema = schema
-        self._is_batches = is_batches
+        self._own_mode = mode
 
     def over_keys(self, input: Sequence[tuple[Any, Given]]) -> Any:
         """Process the rows or the frame of each key."""
         where = self._subtask.where
-        if self._is_batches:
-            raise PlanError(f"{where}: a BatchProcessor is tested by testInBatches: call that")
+        if not self._own_mode.has_key_calls:
+            raise PlanError(
+                f"{where}: {_with_article(self._own_mode)} is tested by "
+                f"{_METHODS[self._own_mode]}: call that"
+            )
         forms = {isinstance(rows, pd.DataFrame) for _, rows in input}
         if len(forms) > 1:
             raise PlanError(
@@ -1009,21 +1050,22 @@ class HarnessEpochs:
         batches = [self._input.batch(seen, with_rows)] if with_rows else []
         return self._epoch(seen, batches, without_rows=without_rows)
 
-    def over_batch(self, input: pd.DataFrame, key_names: Sequence[str]) -> Any:
+    def over_batch(
+        self, input: pd.DataFrame | pa.Table, key_names: Sequence[str], mode: Mode
+    ) -> Any:
         """Process rows of any keys; the keys are columns."""
-        where = self._subtask.where
-        if not self._is_batches:
+        where, method = self._subtask.where, _METHODS[mode]
+        if self._own_mode is not mode:
             raise PlanError(
-                f"{where}: testInBatches needs a BatchProcessor: call test or testInPandas"
+                f"{where}: {method} needs {_with_article(mode)}: call {_METHODS[self._own_mode]}"
             )
-        if not key_names or not set(key_names) <= set(input.columns):
+        columns = input.column_names if isinstance(input, pa.Table) else list(input.columns)
+        if not key_names or not set(key_names) <= set(columns):
             raise PlanError(
-                f"{where}: testInBatches got the key columns {list(key_names)}: name some of "
-                f"{list(input.columns)}"
+                f"{where}: {method} got the key columns {list(key_names)}: name some of {columns}"
             )
         seen = self._input.with_key_names(self._input.with_rows([input]), key_names)
         rows, times = self._clock.in_time(input)
-        assert isinstance(rows, pd.DataFrame)  # as given
         batches = [self._input.batch_of_columns(seen, rows, times)] if len(rows) else []
         return self._epoch(seen, batches)
 
@@ -1052,14 +1094,19 @@ class HarnessEpochs:
                 f"{where}: {type(processor).__name__} has no handleBroadcastRows(rows, "
                 "timerValues), which a broadcast stream needs: add the method"
             )
-        in_frames = isinstance(input, pd.DataFrame)
-        if self._is_batches and not in_frames:
-            raise PlanError(f"{where}: a BatchProcessor gets frames: give a frame")
+        form = _form_of(input)
+        if form not in _FORMS[self._own_mode]:
+            one, several = _WORDS[_FORMS[self._own_mode][0]]
+            raise PlanError(f"{where}: {_with_article(self._own_mode)} gets {several}: give {one}")
+        in_frames = form is RowForm.PANDAS
         seen = replace(self._input.with_broadcast(input), in_frames=in_frames)
         if not len(input):
             return self._epoch(seen, [])
+        calls = self._mode(seen).of_operator(
+            self._input.columns(seen), OutputRows(T.StructType(), "")
+        )
         columns = InputColumns(seen.broadcast, [], self._input.time_zone)
-        broadcast = BroadcastRows(columns, RowForm.PANDAS if in_frames else RowForm.ROWS)
+        broadcast = BroadcastRows(calls.shown_columns(columns), form)
         batch = self._input.broadcast_batch(seen, input, broadcast.side)
         return self._epoch(seen, [batch], broadcast)
 
@@ -1078,16 +1125,12 @@ class HarnessEpochs:
         output_rows = OutputRows(
             self._schema or T.StructType(), self._subtask.handle.uid, time_zone=time_zone
         )
-        mode = self._mode(seen)
-        calls = mode.of_operator(self._input.columns(seen), output_rows)
-        in_frames = mode is not ROWS
+        calls = self._mode(seen).of_operator(self._input.columns(seen), output_rows)
         output = KeptOutput(
-            YieldedItems(output_rows, in_frames=in_frames)
-            if self._schema is None
-            else calls.new_output(),
+            YieldedItems(output_rows, calls.form) if self._schema is None else calls.new_output(),
             lambda: crash.reach(CrashStep.AFTER_FIRST_KEY),
-            in_frames=in_frames,
-            time_zone=time_zone,
+            calls.form,
+            time_zone,
         )
         self._subtask.process(
             calls.columns,
@@ -1101,19 +1144,34 @@ class HarnessEpochs:
         return output.result(self._schema)
 
     def _mode(self, seen: SeenColumns) -> Mode:
-        if self._is_batches:
-            return BATCHES
+        if not self._own_mode.has_key_calls:
+            return self._own_mode
         return PANDAS if seen.in_frames else ROWS
+
+
+_METHODS = {ROWS: "test or testInPandas", BATCHES: "testInBatches", ARROW: "testInArrow"}
+"""The methods that test a processor of each mode."""
+_FORMS = {
+    ROWS: [RowForm.ROWS, RowForm.PANDAS], BATCHES: [RowForm.PANDAS], ARROW: [RowForm.ARROW],
+}  # fmt: skip
+"""The forms that broadcast rows have in tests of each mode."""
+_WORDS = {
+    RowForm.ROWS: ("a list of Rows, or a frame", "Rows or frames"),
+    RowForm.PANDAS: ("a frame", "frames"),
+    RowForm.ARROW: ("a table", "tables"),
+}
+
+
+def _with_article(mode: Mode) -> str:
+    name = mode.processor.__name__
+    return f"an {name}" if name.startswith("A") else f"a {name}"
+
+
+def _form_of(given: Given) -> RowForm:
+    if isinstance(given, pa.Table):
+        return RowForm.ARROW
+    return RowForm.PANDAS if isinstance(given, pd.DataFrame) else RowForm.ROWS
 
 
 def _parsed(schema: T.StructType | str | None) -> T.StructType | None:
     return parse_schema(schema) if isinstance(schema, str) else schema
-
-
-def refuse_arrow(processor: object, uid: str) -> None:
-    """Refuse a processor that gets Arrow tables."""
-    if ARROW in modes_of_class(processor):
-        raise NotBuiltYetError(
-            f"operator {uid!r}: the harness does not take an ArrowProcessor yet: run it over a "
-            "batch DataFrame"
-        )

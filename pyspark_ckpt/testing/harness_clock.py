@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 
 from pyspark_ckpt.errors import ClockError, HarnessUseError, TimeModeError
 from pyspark_ckpt.formats.modes import TimeMode
@@ -40,7 +41,7 @@ class HarnessClock:
         return EpochClock(self.mode, self.processing_time_ms, self.watermark_ms)
 
     def in_time(self, rows: Given) -> tuple[Given, Sequence[int | None]]:
-        """Return the rows of a list or frame that are not late, with their event times."""
+        """Return the rows of a list, frame or table that are not late, with their event times."""
         if self.event_time is None:
             return rows, [None] * len(rows)
         times = [self.event_time(row) for row in each_row(rows)]
@@ -50,6 +51,8 @@ class HarnessClock:
         left = [time for time, is_kept in zip(times, kept, strict=True) if is_kept]
         if isinstance(rows, pd.DataFrame):
             return rows[kept].reset_index(drop=True), left
+        if isinstance(rows, pa.Table):
+            return rows.filter(pa.array(kept, pa.bool_())), left
         return [row for row, is_kept in zip(rows, kept, strict=True) if is_kept], left
 
     @contextmanager

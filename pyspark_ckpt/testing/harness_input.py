@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import pandas as pd
@@ -22,7 +22,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from pyspark_ckpt.errors import PlanError
 from pyspark_ckpt.operator.modes.calls import Calls, KeyedPart, PartOfAllKeys, ShowTimers
-from pyspark_ckpt.operator.modes.output import PandasOutput
+from pyspark_ckpt.operator.modes.output import ArrowOutput, PandasOutput
 from pyspark_ckpt.operator.rows.input import KEY_GROUP, InputColumns
 from pyspark_ckpt.operator.rows.keys import KeyPlaces
 from pyspark_ckpt.operator.rows.mode import RowForm
@@ -39,8 +39,8 @@ EventTime = Callable[[Any], int | None]
 """A test's ``eventTimeExtractor``: from a row to its event time in milliseconds."""
 
 Key = tuple[Any, ...]
-Given = Sequence[Any] | pd.DataFrame
-"""Rows of a test: a list of Rows, or a frame."""
+Given: TypeAlias = "Sequence[Any] | pd.DataFrame | pa.Table"
+"""Rows of a test: a list of Rows, a frame or a table."""
 
 _HIDDEN = "__ckpt_test_"
 _WITH_INNER = (list, tuple, dict, np.ndarray)
@@ -187,11 +187,11 @@ class HarnessInput:
         return self._of_arrays(arrays, times, [key.key_group for key in keys])
 
     def batch_of_columns(
-        self, seen: SeenColumns, frame: pd.DataFrame, times_ms: Sequence[int | None]
+        self, seen: SeenColumns, given: Given, times_ms: Sequence[int | None]
     ) -> pa.RecordBatch:
         """Return rows, whose keys are columns, as they leave the shuffle."""
-        arrays = self._arrays(seen.rows, [frame])
-        rows = self._of_arrays(arrays, times_ms, [0] * len(frame))
+        arrays = self._arrays(seen.rows, [given])
+        rows = self._of_arrays(arrays, times_ms, [0] * len(given))
         columns = self.columns(seen)
         places = self._places(seen)
         groups = [places.place(key)[0] for key in columns.keys_of(columns.arriving(rows))]
@@ -238,9 +238,13 @@ class HarnessInput:
         columns = OutputRows(schema, "harness", coerces_integers=True, time_zone=self.time_zone)
         with self._named("the rows do not fit their columns"):
             if any(isinstance(rows, pd.DataFrame) for rows in given):
-                buffer = PandasOutput(columns)
-                buffer.extend(_frame_with(schema, frame) for frame in given)
-                batch = buffer.take()
+                frames = PandasOutput(columns)
+                frames.extend(_frame_with(schema, frame) for frame in given)
+                batch = frames.take()
+            elif any(isinstance(rows, pa.Table) for rows in given):
+                tables = ArrowOutput(columns)
+                tables.extend(_table_with(schema, table) for table in given)
+                batch = tables.take()
             else:
                 batch = columns.batch([_row_with(schema, row) for rows in given for row in rows])
         return list(batch.columns)
@@ -332,16 +336,21 @@ def each_row(rows: Given) -> Iterator[Any]:
     """Return an iterator over rows as an ``eventTimeExtractor`` takes them."""
     if isinstance(rows, pd.DataFrame):
         return (row for _, row in rows.iterrows())
+    if isinstance(rows, pa.Table):
+        return (Row(**values) for values in rows.to_pylist())
     return iter(rows)
 
 
 def _types_of(given: Sequence[Given]) -> Iterator[tuple[str, T.DataType]]:
-    """Yield the name and the type of each column of frames, and of the values of rows."""
+    """Yield the name and the type of each column of frames and tables, and of rows' values."""
     known: set[tuple[str, type]] = set()
     for rows in given:
         if isinstance(rows, pd.DataFrame):
             for name, column in rows.items():
                 yield str(name), _type_of_column(column)
+        elif isinstance(rows, pa.Table):
+            for field in rows.schema:
+                yield field.name, from_arrow_type(field.type)
         else:
             for row in rows:
                 for name, value in _by_name(row).items():
@@ -401,6 +410,13 @@ def _frame_with(schema: T.StructType, frame: Any) -> pd.DataFrame:
             field.name: _column_with(field.dataType, named.get(field.name), named.index)
             for field in schema.fields
         }
+    )
+
+
+def _table_with(schema: T.StructType, table: Any) -> pa.Table:
+    missing = pa.nulls(len(table))
+    return pa.table(
+        {name: table[name] if name in table.column_names else missing for name in schema.names}
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -12,14 +12,19 @@ from pyspark.sql import Row
 from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import StateValueError
-from pyspark_ckpt.operator.modes.kept_values import kept_frame, kept_row
-from pyspark_ckpt.operator.modes.output import OutputBuffer, PandasOutput, RowsOutput
-from pyspark_ckpt.operator.rows.mode import Output
+from pyspark_ckpt.operator.modes.kept_values import kept_array, kept_frame, kept_row
+from pyspark_ckpt.operator.modes.output import (
+    ArrowOutput,
+    OutputBuffer,
+    PandasOutput,
+    RowsOutput,
+)
+from pyspark_ckpt.operator.rows.mode import Output, RowForm
 from pyspark_ckpt.operator.rows.output import OutputRows
-from pyspark_ckpt.values.arrow import ColumnStyle, a_list, python_values
+from pyspark_ckpt.values.arrow import ColumnStyle, a_list, arrow_type, python_values
 from pyspark_ckpt.values.columns import integers_of, with_nulls
 from pyspark_ckpt.values.frames import pandas_column
-from pyspark_ckpt.values.shown import row_columns
+from pyspark_ckpt.values.shown import row_columns, shown_column
 from pyspark_ckpt.values.user import local_timestamp
 
 
@@ -30,11 +35,11 @@ class KeptOutput:
     """
 
     def __init__(
-        self, buffer: Output, after_call: Callable[[], None], *, in_frames: bool, time_zone: str
+        self, buffer: Output, after_call: Callable[[], None], form: RowForm, time_zone: str
     ) -> None:
         self._buffer = buffer
         self._after_call = after_call
-        self._in_frames = in_frames
+        self._form = form
         self._time_zone = time_zone
         self._taken: list[Any] = []
 
@@ -63,36 +68,39 @@ class KeptOutput:
         return self._taken[-1]
 
     def result(self, schema: T.StructType | None) -> Any:
-        """Return all of the epoch's output, as a list of Rows or as one frame."""
+        """Return all of the epoch's output: a list of Rows, one frame or one table."""
         if schema is None:
             items = list(chain.from_iterable(self._taken))
-            if not self._in_frames:
+            if self._form is RowForm.ROWS:
                 return items
+            if self._form is RowForm.ARROW:
+                return pa.concat_tables(items, promote_options="default") if items else pa.table({})
             return pd.concat(items, ignore_index=True) if items else pd.DataFrame()
-        if self._in_frames:
-            return _spark_frame(schema, self._taken, self._time_zone)
-        return _spark_rows(schema, self._taken)
+        if self._form is RowForm.ROWS:
+            return _spark_rows(schema, self._taken)
+        if self._form is RowForm.ARROW:
+            return _spark_table(schema, self._taken)
+        return _spark_frame(schema, self._taken, self._time_zone)
 
 
 class YieldedItems(OutputBuffer):
-    """Rows or frames as they were yielded, without a schema."""
+    """Rows, frames or tables as they were yielded, without a schema."""
 
-    def __init__(self, output_rows: OutputRows, *, in_frames: bool) -> None:
+    def __init__(self, output_rows: OutputRows, form: RowForm) -> None:
         super().__init__(output_rows)
-        kind = PandasOutput if in_frames else RowsOutput
-        self.item, self.words = kind.item, kind.words  # type: ignore[misc]  # as the one has them
-        self._in_frames = in_frames
+        self._kind, self._copy = _YIELDED[form]
+        self.item, self.words = self._kind.item, self._kind.words  # type: ignore[misc]
         self._items: list[Any] = []
 
     def _draw(self, items: Iterator[Any], full: int) -> bool:  # noqa: ARG002
         # Each is copied before the processor continues: a query has it as it is now, too.
         for item in items:
-            if self._in_frames and not isinstance(item, pd.DataFrame):
+            if self._kind is not RowsOutput and not isinstance(item, self.item):
                 raise StateValueError(
                     f"{self._schema.where}: the processor yielded {type(item).__name__}: "
-                    f"yield {PandasOutput.yields}"
+                    f"yield {self._kind.yields}"
                 )
-            self._items.append(kept_frame(item) if self._in_frames else kept_row(item))
+            self._items.append(self._copy(item))
             self.rows = len(self._items)
         return False
 
@@ -105,6 +113,22 @@ class YieldedItems(OutputBuffer):
         """Return the items, and empty the buffer."""
         items, self._items, self.rows = self._items, [], 0
         return items
+
+
+def _kept_table(table: pa.Table | pa.RecordBatch) -> pa.Table:
+    columns = [
+        pa.chunked_array([kept_array(chunk) for chunk in column.chunks], column.type)
+        for column in (pa.table(table) if isinstance(table, pa.RecordBatch) else table).columns
+    ]
+    return pa.Table.from_arrays(columns, names=table.schema.names)
+
+
+_YIELDED: Mapping[RowForm, tuple[Any, Callable[[Any], Any]]] = {
+    RowForm.ROWS: (RowsOutput, kept_row),
+    RowForm.PANDAS: (PandasOutput, kept_frame),
+    RowForm.ARROW: (ArrowOutput, _kept_table),
+}
+"""What each form of rows is yielded as, and how it is copied."""
 
 
 def _spark_rows(schema: T.StructType, batches: Sequence[pa.RecordBatch]) -> list[Row]:
@@ -132,6 +156,22 @@ def _spark_frame(
         for batch in batches
     ]
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=schema.names)
+
+
+def _spark_table(schema: T.StructType, batches: Sequence[pa.RecordBatch]) -> pa.Table:
+    """Return batches in the sent schema as a table like the one that ``toArrow`` returns."""
+    wanted = [(field.name, arrow_type(field.dataType)) for field in schema.fields]
+    tables = [
+        pa.Table.from_arrays(
+            [
+                shown_column(field.dataType, column)
+                for field, column in zip(schema.fields, batch.columns, strict=True)
+            ],
+            names=schema.names,
+        )
+        for batch in batches
+    ]
+    return pa.concat_tables(tables) if tables else pa.schema(wanted).empty_table()
 
 
 def _columns(schema: T.StructType, batch: pa.RecordBatch) -> list[list[Any]]:

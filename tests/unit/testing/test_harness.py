@@ -489,15 +489,3 @@ class _Twice(Processor):
     def init(self, handle: Any) -> None:
         handle.getValueState("twice", "n long")
         handle.getValueState("twice", "n long")
-
-
-def test_a_processor_of_arrow_tables_is_refused() -> None:
-    class Tables(ckpt.ArrowProcessor):
-        def init(self, handle: Any) -> None: ...
-
-        def handleInputArrow(self, keys: Any, rows: Any, timerValues: Any) -> None: ...
-
-        def close(self) -> None: ...
-
-    with pytest.raises(ckpt.NotBuiltYetError, match="over a batch DataFrame"):
-        ProcessorHarness(Tables())
