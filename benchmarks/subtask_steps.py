@@ -19,12 +19,12 @@ from benchmarks.machine.process_memory import BEGIN
 from pyspark_ckpt.formats.handle import Handle, decode_handle, encode_handle
 from pyspark_ckpt.operator.durable.local_copy import open_local_copy
 from pyspark_ckpt.operator.durable.materialization import EpochStart, Materializer
-from pyspark_ckpt.operator.durable.savepoint_copy import SubtaskCopy
 from pyspark_ckpt.operator.run.barrier import make_segment
 from pyspark_ckpt.operator.run.function import WRITES_SHARE
 from pyspark_ckpt.operator.table.writes import EpochWrites
 from pyspark_ckpt.settings import Materialization
 from pyspark_ckpt.storage.open import LocalStorage
+from pyspark_ckpt.stored.savepoint_copy import SubtaskCopy
 
 LIMIT_BYTES = 64 << 20
 """The memory limit of the epochs."""

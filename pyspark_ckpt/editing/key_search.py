@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -13,15 +11,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
+from pyspark_ckpt.formats.canonical_file import ArrowEntries
 from pyspark_ckpt.formats.handle import Handle, decode_handle, encode_handle
 from pyspark_ckpt.operator.durable.local_copy import executor_local_root
-from pyspark_ckpt.operator.durable.merged_state import merged_state
 from pyspark_ckpt.operator.table.stored_keys import KEY_GROUP_BYTES, RAW_STATE, TIME_INDEX
 from pyspark_ckpt.operator.task_failure import marks_errors
 from pyspark_ckpt.restore.source import RestoreSource
 from pyspark_ckpt.spark.jobs import collected
 from pyspark_ckpt.storage.open import Storage, open_storage
-from state_backends import Changes
+from pyspark_ckpt.stored.state import StoredState
 
 _FOUND_SCHEMA = "own long, mentions long"
 _FEWEST_BYTES = 4
@@ -156,16 +154,14 @@ class _Search:
         mentions = not own and self._bytes.are_in(handle.sweep_from)
         counts = Found(int(own), int(mentions))
         raw = _RawState(self._bytes)
-        root = executor_local_root(handle.subtask)
-        with tempfile.TemporaryDirectory(prefix="pyspark_ckpt-scan-", dir=root) as scratch:
-            for part in merged_state(storage, handle, Path(scratch)):
-                keys, values = (pa.array(each, pa.binary()) for each in (part.keys, part.values))
-                is_own = _has_key(keys, erased)
-                is_mention = pc.and_not(_has_bytes(keys, values, self._bytes.patterns), is_own)
-                counts = Found(
-                    counts.own + (pc.sum(is_own).as_py() or 0),
-                    counts.mentions + (pc.sum(is_mention).as_py() or 0) + raw.over_borders(part),
-                )
+        for part in StoredState(storage, handle, executor_local_root(handle.subtask)).scan():
+            is_own = _has_key(part.keys, erased)
+            has_bytes = _has_bytes(part.keys, part.values, self._bytes.patterns)
+            is_mention = pc.and_not(has_bytes, is_own)
+            counts = Found(
+                counts.own + (pc.sum(is_own).as_py() or 0),
+                counts.mentions + (pc.sum(is_mention).as_py() or 0) + raw.over_borders(part),
+            )
         return counts
 
 
@@ -201,13 +197,13 @@ class _RawState:
         self._stream = b""
         self._last = b""
 
-    def over_borders(self, part: Changes) -> int:
+    def over_borders(self, part: ArrowEntries) -> int:
         """Return how many chunks have the end of a pattern that the chunk before them begins."""
-        if not part.keys or part.keys[-1] < RAW_STATE:
+        if part.keys[-1].as_py() < RAW_STATE:
             return 0
         found = 0
-        for key, value in zip(part.keys, part.values, strict=True):
-            stream, data = key[:_STREAM_HEAD], value or b""
+        for key, data in zip(part.keys.to_pylist(), part.values.to_pylist(), strict=True):
+            stream = key[:_STREAM_HEAD]
             if stream == self._stream:
                 found += any(self._is_divided(pattern, data) for pattern in self._patterns)
             self._stream, self._last = stream, data if key.startswith(RAW_STATE) else b""

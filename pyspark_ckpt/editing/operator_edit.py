@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from pyspark_ckpt.clock import now_ms
-from pyspark_ckpt.editing.entries.encoding import (
+from pyspark_ckpt.editing.encoding import (
     Place,
 )
 from pyspark_ckpt.editing.given_columns import in_spark, quoted, selected
@@ -37,13 +37,12 @@ from pyspark_ckpt.formats.metadata import OperatorMetadata
 from pyspark_ckpt.formats.modes import TimeMode
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor, schema_fingerprint
 from pyspark_ckpt.operator.quarantine.quarantined_keys import KEYS_STATE
-from pyspark_ckpt.operator.rescale.tasks import newest_of
-from pyspark_ckpt.operator.rescale.unify import UnifiedStates
 from pyspark_ckpt.operator.rows.key_columns import check_key
 from pyspark_ckpt.operator.state.kinds import Movement, kind_of
 from pyspark_ckpt.operator.table.catalog import FREE, FREE_PLACE, struct_type
 from pyspark_ckpt.operator.table.stored_keys import MAX_STATES
 from pyspark_ckpt.spark.jobs import collected
+from pyspark_ckpt.stored.unify import UnifiedStates, newest_of
 
 DEFAULT_BACKEND = "rocksdb"
 

@@ -4,27 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
-from operator import attrgetter
-from typing import Any
 
 import msgspec
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql import types as T
 
 from pyspark_ckpt.clock import now_ms
-from pyspark_ckpt.editing.entries.blocks import (
-    BLOCKS_SCHEMA,
-    RANGE,
-    SUBTASK,
-    InBlocks,
-    empty_blocks,
-)
-from pyspark_ckpt.editing.entries.encoding import (
-    ENTRIES_SCHEMA,
-    STORED_KEY,
-    VALUE,
+from pyspark_ckpt.editing.encoding import (
     EncodeKeys,
     EncodeOperatorState,
     EncodeRaw,
@@ -32,29 +18,29 @@ from pyspark_ckpt.editing.entries.encoding import (
     EncodeTimers,
     StoredValues,
 )
-from pyspark_ckpt.editing.entries.stored_entries import KeptEntries, ReadEntries
-from pyspark_ckpt.editing.entries.writing import HANDLES_SCHEMA, WriteEntries
 from pyspark_ckpt.editing.given_columns import quoted
 from pyspark_ckpt.editing.operator_edit import OperatorEdit
 from pyspark_ckpt.editing.typed_frames import TableColumns, Times, timer_columns
-from pyspark_ckpt.errors import CheckpointAbortedError, CkptError
-from pyspark_ckpt.formats.handle import Handle, decode_handle, encode_handle
+from pyspark_ckpt.errors import CheckpointAbortedError, CkptError, StateValueError
+from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.formats.metadata import EpochContents, OperatorMetadata, SourceLog
 from pyspark_ckpt.formats.modes import SavepointFormat
 from pyspark_ckpt.history.records import Savepoint
-from pyspark_ckpt.operator.rows.input import KEY_GROUP, TOKEN
+from pyspark_ckpt.operator.rows.input import KEY_GROUP
 from pyspark_ckpt.operator.rows.key_columns import canonical_column
-from pyspark_ckpt.operator.rows.keys import subtask_tokens
-from pyspark_ckpt.operator.state.kinds import Entries, Movement, kind_of
+from pyspark_ckpt.operator.state.kinds import Entries, kind_of
+from pyspark_ckpt.operator.state.kinds import Movement as MovementOfKind
 from pyspark_ckpt.operator.table.catalog import FREE, FREE_PLACE
 from pyspark_ckpt.savepoint.job import SavepointJob, shown_progress
 from pyspark_ckpt.savepoint.savepoint import NewSavepoint
-from pyspark_ckpt.sessions.kind import is_connect
 from pyspark_ckpt.spark.jobs import JOB_ERRORS, SparkJobs, collected, error_text
-from pyspark_ckpt.spark.own_session import SMALL_BATCHES, of_own_session
 from pyspark_ckpt.storage.open import Storage
+from pyspark_ckpt.stored.movement import ENTRIES_SCHEMA, STORED_KEY, VALUE, Kept, Movement
+from pyspark_ckpt.stored.rewrite import RowsSource, Source, StateRewrite, StoredSource
+from pyspark_ckpt.stored.writing import Destination, Twice
 from pyspark_ckpt.values.types import in_python
 
+_TWICE = Twice(StateValueError, "give one row for each key, map key or position")
 _NEVER_BUSY_MS = float("inf")
 """No query waits for the slots."""
 
@@ -82,28 +68,15 @@ class OperatorJob:
         It raises ``CkptError`` if a row does not fit its state or a stored file is corrupt. If the
         job fails for another reason, the error of Spark or Py4J passes through.
         """
-        operator, states = self.edit.operator, self.edit.states
-        write = WriteEntries(
-            first=tuple(self._first_handles(target)),
-            lists=frozenset(
-                each for each in self.edit.put if kind_of(states[each]).entries is Entries.CHUNKS
-            ),
-            target=target.url,
-            token=target.token,
+        states = self.edit.states
+        lists = (each for each in self.edit.put if kind_of(states[each]).entries is Entries.CHUNKS)
+        rewrite = StateRewrite(
+            self._sources(times),
+            tuple(self._first_handles(target)),
+            Destination(target.url, _TWICE, target.token, frozenset(lists)),
+            every_subtask=True,
         )
-        blocks = reduce(DataFrame.union, self._frames(times))
-        if not is_connect(self.spark):  # there a session cannot run another session's frames
-            blocks = of_own_session(blocks, SMALL_BATCHES)
-        tokens = F.array(*[F.lit(token) for token in subtask_tokens(operator.parallelism)])
-        rows = collected(
-            blocks.withColumn(TOKEN, F.element_at(tokens, F.col(SUBTASK) + 1))
-            .repartition(operator.parallelism, TOKEN)
-            .drop(TOKEN)
-            .sortWithinPartitions(RANGE)
-            .mapInArrow(write, HANDLES_SCHEMA),
-            f"writing operator {operator.uid}",
-        )
-        return sorted((decode_handle(bytes(row[0])) for row in rows), key=attrgetter("subtask"))
+        return rewrite.run(self.spark, f"writing operator {self.edit.operator.uid}")
 
     def _first_handles(self, target: Target) -> Iterator[Handle]:
         """Yield the handle of each subtask, which has no files yet.
@@ -132,93 +105,84 @@ class OperatorJob:
             for state_id, state in enumerate(self.edit.states)
             if state.kind != FREE
             and state_id not in self.edit.put
-            and self.edit.movement(state_id) is Movement.COPIED
+            and self.edit.movement(state_id) is MovementOfKind.COPIED
         }
 
-    def _frames(self, times: Times) -> list[DataFrame]:
-        """Return the entries of the operator, in several frames."""
+    def _sources(self, times: Times) -> list[Source]:
+        """Return the entries that are put, and those that are kept as they are stored."""
         edit = self.edit
-        every = self.spark.range(edit.operator.parallelism)
-        # Each subtask gets a handle, which alone says what states there are if none has entries.
-        frames = [every.select(*empty_blocks(F.col("id")))]
-        frames += [self._encoded(state_id, rows, times) for state_id, rows in edit.put.items()]
+        sources: list[Source] = [
+            self._encoded(state_id, rows, times) for state_id, rows in edit.put.items()
+        ]
         if edit.timers is not None:
             columns = timer_columns(edit.key_schema)
-            encode_timers = self._in_blocks(EncodeTimers(edit.place))
-            frames.append(self._mapped(edit.timers, columns, encode_timers, BLOCKS_SCHEMA))
+            rows = self._with_key_groups(edit.timers, columns)
+            sources.append(RowsSource(rows, EncodeTimers(edit.place)))
         if edit.raw is not None:
-            encode_raw = self._in_blocks(EncodeRaw(edit.operator.parallelism))
-            frames.append(edit.raw.mapInArrow(encode_raw, BLOCKS_SCHEMA))
+            sources.append(RowsSource(edit.raw, EncodeRaw(edit.operator.parallelism)))
         if edit.stored is not None and edit.stored.handles:
-            frames.append(self._kept_entries(edit.stored.handles))
-        return frames
+            sources.append(self._kept_entries(edit.stored.handles))
+        return sources
 
-    def _kept_entries(self, stored: Sequence[Handle]) -> DataFrame:
+    def _kept_entries(self, stored: Sequence[Handle]) -> StoredSource:
         """Return the entries that are kept as they are stored."""
         edit = self.edit
         assert edit.unified is not None  # the operator is stored
-        kept = KeptEntries(
-            unified=edit.unified,
+        kept = Kept(
             states=frozenset(range(len(edit.unified.states))) - edit.dropped - edit.put.keys(),
             timers=edit.timers is None,
             raw=edit.raw is None,
             erased=frozenset(self.erased_keys()),
             keyed=edit.keyed,
         )
-        handles = tuple(map(encode_handle, stored))
-        places = self.spark.range(len(handles), numPartitions=len(handles))
-        read = ReadEntries(handles, edit.source, kept)
-        return places.mapInArrow(self._in_blocks(read), BLOCKS_SCHEMA)
+        operator = edit.operator
+        movement = Movement(edit.unified, operator.parallelism, operator.max_parallelism, kept=kept)
+        return StoredSource(stored, edit.source, movement)
 
     def erased_keys(self) -> dict[bytes, bytes]:
         """Return the keys that are removed: as keys, after their key groups, and as values."""
         found: dict[bytes, bytes] = {}
         columns = TableColumns(keys=tuple(self.edit.key_schema.fields))
         for keys in self.edit.erased:
-            encoded = self._mapped(keys, columns, EncodeKeys(self.edit.place), ENTRIES_SCHEMA)
-            rows = collected(
+            rows = self._with_key_groups(keys, columns)
+            encoded = rows.mapInArrow(EncodeKeys(self.edit.place), ENTRIES_SCHEMA)
+            erased = collected(
                 encoded.select(STORED_KEY, VALUE),
                 f"keys to erase of operator {self.edit.operator.uid}",
             )
-            found.update((bytes(key), bytes(value)) for key, value in rows)
+            found.update((bytes(key), bytes(value)) for key, value in erased)
         return found
 
-    def _encoded(self, state_id: int, rows: DataFrame, times: Times) -> DataFrame:
+    def _encoded(self, state_id: int, rows: DataFrame, times: Times) -> RowsSource:
         state = self.edit.states[state_id]
         columns = self.edit.columns(state_id).of_rows(rows.columns)
         has_times = columns.expires_at is not None
         stored_values = StoredValues(state_id, state, times.of(state), has_times=has_times)
-        if self.edit.movement(state_id) is not Movement.WITH_KEY:
+        if self.edit.movement(state_id) is not MovementOfKind.WITH_KEY:
             return self._of_subtasks(rows, columns, stored_values)
-        encode = self._in_blocks(EncodeState(self.edit.place, stored_values))
-        return self._mapped(rows, columns, encode, BLOCKS_SCHEMA)
+        encode = EncodeState(self.edit.place, stored_values)
+        return RowsSource(self._with_key_groups(rows, columns), encode)
 
     def _of_subtasks(
         self, rows: DataFrame, columns: TableColumns, values: StoredValues
-    ) -> DataFrame:
+    ) -> RowsSource:
         """Return encoded rows of a state that belongs to subtasks, or is the same in all."""
         parallelism = self.edit.operator.parallelism
         named = [quoted(name) for name, _ in columns.all_of()]
         if columns.subtask is None:
             every = F.explode(F.sequence(F.lit(0), F.lit(parallelism - 1)))
             named.insert(0, every.alias("__ckpt_subtask"))
-        encode = self._in_blocks(EncodeOperatorState(parallelism, values))
-        return rows.select(*named).mapInArrow(encode, BLOCKS_SCHEMA)
+        return RowsSource(rows.select(*named), EncodeOperatorState(parallelism, values))
 
-    def _in_blocks(self, encode: Any) -> InBlocks:
-        return InBlocks(encode, self.edit.operator.parallelism, self.edit.operator.max_parallelism)
-
-    def _mapped(
-        self, rows: DataFrame, columns: TableColumns, encode: Any, schema: T.StructType
-    ) -> DataFrame:
-        """Return encoded rows; the first column that `encode` gets is the key group."""
+    def _with_key_groups(self, rows: DataFrame, columns: TableColumns) -> DataFrame:
+        """Return the columns of rows behind the key group of each."""
         # In the type of the column, whose parts may all be null.
         types = [in_python(each.dataType) for each in columns.keys]
         named_keys = zip(columns.keys, types, strict=True)
         keys = [canonical_column(quoted(each.name), kind) for each, kind in named_keys]
         group = F.pmod(F.hash(*keys), F.lit(self.edit.operator.max_parallelism))
         named = [quoted(name) for name, _ in columns.all_of()]
-        return rows.select(group.alias(KEY_GROUP), *named).mapInArrow(encode, schema)
+        return rows.select(group.alias(KEY_GROUP), *named)
 
 
 def _names(handle: Handle) -> set[str]:

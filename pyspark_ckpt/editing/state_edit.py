@@ -31,7 +31,6 @@ from pyspark_ckpt.history.records import Savepoint
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor, code_fingerprint, processor_name
 from pyspark_ckpt.operator.plan.declared import declare_states, parse_schema
 from pyspark_ckpt.operator.plan.parallelism import parallelism_of
-from pyspark_ckpt.operator.rescale.unify import UnifiedStates
 from pyspark_ckpt.operator.rows.key_columns import check_key
 from pyspark_ckpt.operator.rows.keys import check_max_parallelism, default_max_parallelism
 from pyspark_ckpt.restore.offsets import plan_sources
@@ -50,6 +49,7 @@ from pyspark_ckpt.spark.plan import (
 )
 from pyspark_ckpt.spark.program import check_frame
 from pyspark_ckpt.spark.session import session_in_use
+from pyspark_ckpt.stored.unify import UnifiedStates
 from pyspark_ckpt.version import __version__
 
 _TIME_MODES = {mode.value.lower(): mode for mode in TimeMode}

@@ -28,9 +28,9 @@ from pyspark_ckpt.operator.state.kinds import Entries, Movement, kind_of
 from pyspark_ckpt.operator.table.catalog import evolved, struct_type
 from pyspark_ckpt.operator.task_failure import marks_errors, user_frames
 from pyspark_ckpt.snapshot.columns import LAST_TIMESTAMP_MS, MAX_LONG
-from pyspark_ckpt.snapshot.entries import stored_entries
 from pyspark_ckpt.snapshot.tables import RawTable, Table, TimersTable, state_table
 from pyspark_ckpt.storage.open import open_storage
+from pyspark_ckpt.stored.state import StoredState
 from pyspark_ckpt.values.arrow import in_type
 from pyspark_ckpt.values.given import cast
 from pyspark_ckpt.values.time_zones import in_python_zones
@@ -126,7 +126,7 @@ class _ReadTable:
                 table = self._read.table(handle)
                 if table is None:
                     continue
-                entries = stored_entries(storage, handle, table.stored)
+                entries = StoredState(storage, handle).scan(table.stored)
                 for rows in table.batches(entries, None):
                     # The table that is read may have its own columns at other places.
                     columns = [rows.column(name) for name in self._read.schema.names]

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Generator, Iterable, Iterator
-from typing import BinaryIO, NamedTuple
+from collections.abc import Generator, Iterable, Iterator, Sized
+from typing import BinaryIO, NamedTuple, TypeVar
 
 import msgspec
 
@@ -30,13 +30,16 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(tuple[list[bytes], list[bytes | None]])
 
 
+_Part = TypeVar("_Part", bound=Sized)
+
+
 class EntryCount:
     """Counts the entries of changes that pass through; `entries` is the number so far."""
 
     def __init__(self) -> None:
         self.entries = 0
 
-    def through(self, parts: Iterable[Changes]) -> Generator[Changes, None, None]:
+    def through(self, parts: Iterable[_Part]) -> Generator[_Part, None, None]:
         """Yield the parts as they are."""
         for part in parts:
             self.entries += len(part)

@@ -7,14 +7,15 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import types as T
 
+from pyspark_ckpt.formats.canonical_file import ArrowEntries
 from pyspark_ckpt.formats.handle import Handle, StateDescriptor
 from pyspark_ckpt.live.newest_handles import CommittedEpoch
-from pyspark_ckpt.live.replica import Replica
 from pyspark_ckpt.operator.state.kinds import Entries, kind_of
 from pyspark_ckpt.operator.table.catalog import evolved
-from pyspark_ckpt.snapshot.columns import BinaryColumn, StateValues, python_rows
-from pyspark_ckpt.snapshot.entries import StoredEntries
+from pyspark_ckpt.snapshot.columns import StateValues, python_rows
 from pyspark_ckpt.snapshot.tables import Table, state_table
+from pyspark_ckpt.stored.binary_column import BinaryColumn
+from pyspark_ckpt.stored.replica import Replica
 from pyspark_ckpt.values.types import find_leaf
 
 
@@ -62,7 +63,7 @@ class KeyValues:
         if value is None:
             return None
         if self._plain is not None:
-            (row,) = self._plain.plain(_column([value]))
+            (row,) = self._plain.plain(BinaryColumn.of(pa.array([value], pa.binary())))
             return dict(zip(self._columns, row, strict=True))
         rows = self._rows([stored_key], [value], committed)
         return rows[0] if rows else None
@@ -70,12 +71,8 @@ class KeyValues:
     def _rows(self, keys: Any, values: Any, committed: CommittedEpoch) -> list[dict[str, Any]]:
         if not keys:
             return []
-        entries = StoredEntries(_column(keys), _column(values))
+        entries = ArrowEntries(pa.array(keys, pa.binary()), pa.array(values, pa.binary()))
         time_ms = None if self._ttl is None else committed.time_ms(self._ttl.time)
         schema = self._table.schema
         rows = pa.Table.from_batches(self._table.batches([entries], time_ms), schema)
         return python_rows(rows.select(self._columns))
-
-
-def _column(values: Any) -> BinaryColumn:
-    return BinaryColumn.of(pa.array(values, pa.binary()))

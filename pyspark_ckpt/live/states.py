@@ -18,23 +18,24 @@ from pyspark.sql import types as T
 
 from pyspark_ckpt.checkpoint.query_files import QueryFiles
 from pyspark_ckpt.errors import CheckpointAbortedError, CorruptFileError, StateUseError
+from pyspark_ckpt.formats.canonical_file import ArrowEntries
 from pyspark_ckpt.formats.handle import Handle, StateDescriptor
 from pyspark_ckpt.formats.metadata import OperatorMetadata
 from pyspark_ckpt.formats.modes import TtlTime
 from pyspark_ckpt.live.key_values import KeyValues
 from pyspark_ckpt.live.newest_handles import CommittedEpoch, CommittedEpochs, NewestHandles
-from pyspark_ckpt.live.replica import Replica
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
 from pyspark_ckpt.operator.rows.keys import KeyPlaces, subtask_of
 from pyspark_ckpt.operator.state.kinds import Movement, kind_of
 from pyspark_ckpt.operator.table.catalog import evolved, struct_type
 from pyspark_ckpt.operator.table.stored_keys import encode_key_group
 from pyspark_ckpt.snapshot.columns import pandas_frame
-from pyspark_ckpt.snapshot.entries import StoredEntries, StoredRange, stored_entries
 from pyspark_ckpt.snapshot.reader import SnapshotReader, StoredOperator
 from pyspark_ckpt.snapshot.tables import state_table
 from pyspark_ckpt.snapshot.views import StateView
 from pyspark_ckpt.spark.session import why_ended
+from pyspark_ckpt.stored.replica import Replica
+from pyspark_ckpt.stored.state import StoredRange, StoredState
 
 R = TypeVar("R")
 
@@ -400,8 +401,8 @@ class _EpochReader(SnapshotReader):
 
     def entries(
         self, handle: Handle, stored: StoredRange, on_step: Callable[[], None] = lambda: None
-    ) -> Iterator[StoredEntries]:
-        yield from stored_entries(self._files.storage, handle, stored, on_step)
+    ) -> Iterator[ArrowEntries]:
+        yield from StoredState(self._files.storage, handle).scan(stored, on_step)
 
     def now_ms(self, time: TtlTime) -> int:
         return self._committed.time_ms(time)

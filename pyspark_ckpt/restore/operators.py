@@ -15,7 +15,6 @@ from pyspark_ckpt.formats.metadata import OperatorMetadata
 from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.migration import Migration
 from pyspark_ckpt.operator.descriptor import MigrationDescriptor, OperatorDescriptor
-from pyspark_ckpt.operator.rescale.unify import UnifiedStates
 from pyspark_ckpt.operator.schema.report import EvolutionReport, OperatorSchema, compare_operator
 from pyspark_ckpt.operator.schema.verdict import Outcome, StateSchema
 from pyspark_ckpt.operator.table.catalog import KEY_SCHEMA, fixed_parts, schema_text, struct_type
@@ -40,6 +39,7 @@ from pyspark_ckpt.spark.plan import StatefulOperators
 from pyspark_ckpt.spark.state_files import OUR_NAME, SCHEMA, STATE, operator_name
 from pyspark_ckpt.spark.state_reader import encoded_handle
 from pyspark_ckpt.storage.base import CoordinatorStorage
+from pyspark_ckpt.stored.unify import UnifiedStates
 
 _OUTCOMES = {
     Outcome.RESTORED: StateOutcome.RESTORED,

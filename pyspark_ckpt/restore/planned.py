@@ -14,9 +14,9 @@ from pyspark_ckpt.errors import CkptError
 from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.formats.metadata import OperatorMetadata, SourceLog
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
-from pyspark_ckpt.operator.rescale.unify import UnifiedStates
 from pyspark_ckpt.spark.log import Sources
 from pyspark_ckpt.storage.base import FileReference
+from pyspark_ckpt.stored.unify import UnifiedStates
 
 
 class Action(Enum):

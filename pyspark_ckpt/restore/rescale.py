@@ -1,9 +1,7 @@
 """The Spark jobs that move an operator's state to other subtasks and write Spark's state stores.
 
 Where entries stay as they are, each new subtask takes over its key groups itself, and keeps the
-files of a database. Otherwise entries move: one task reads each old subtask, Spark's shuffle sorts
-the entries by new subtask and stored key, and one task writes each new subtask. No task holds more
-than a batch of entries in memory.
+files of a database. Otherwise entries move, in a :class:`StateRewrite`.
 
 A query over one small file, whose rows are the handles, puts each handle into GroupState of its
 subtask. The query runs in a separate directory as epoch 0. Its state stores are copied as the
@@ -22,7 +20,6 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
 from pyspark.sql.streaming.state import GroupState
 
 from pyspark_ckpt.errors import RestoreError
@@ -30,39 +27,29 @@ from pyspark_ckpt.formats.handle import Handle, decode_handle, encode_handle
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
 from pyspark_ckpt.operator.handover.worker import STATE_SCHEMA
 from pyspark_ckpt.operator.plan.operator import TIMEOUTS
-from pyspark_ckpt.operator.rescale.databases import (
-    DIVIDED_SCHEMA,
-    DivideSubtasks,
-    can_be_divided,
-    shares_of,
-)
-from pyspark_ckpt.operator.rescale.key_hashing import StoredKeyColumns
-from pyspark_ckpt.operator.rescale.tasks import (
-    HANDLES_SCHEMA,
-    HEAD,
-    STORED_KEY,
-    SUBTASK,
-    TAIL,
-    VALUE,
-    Movement,
-    ReadSubtask,
-    WriteSubtask,
-    newest_of,
-)
 from pyspark_ckpt.operator.rows.input import TOKEN
 from pyspark_ckpt.operator.rows.keys import subtask_tokens
 from pyspark_ckpt.operator.run.subtask import set_timeout
-from pyspark_ckpt.operator.table.catalog import struct_type
+from pyspark_ckpt.operator.state.kinds import StateKind, kind_of
 from pyspark_ckpt.operator.task_failure import marks_errors
 from pyspark_ckpt.operator.time import never_late_column
 from pyspark_ckpt.restore.copies import HandleCopy, copy_handles
 from pyspark_ckpt.restore.planned import MovedOperator
 from pyspark_ckpt.spark.jobs import collected
 from pyspark_ckpt.spark.log import SOURCE_EVOLUTION, SparkLog
-from pyspark_ckpt.spark.own_session import SMALL_BATCHES, conf_of_start, own_session
+from pyspark_ckpt.spark.own_session import conf_of_start, own_session
 from pyspark_ckpt.storage.open import Storage
+from pyspark_ckpt.stored.division import (
+    DIVIDED_SCHEMA,
+    DivideSubtasks,
+    can_be_divided,
+    shares_of,
+)
+from pyspark_ckpt.stored.movement import Movement
+from pyspark_ckpt.stored.rewrite import StateRewrite, StoredSource
+from pyspark_ckpt.stored.unify import newest_of
+from pyspark_ckpt.stored.writing import TWICE_STORED, Destination
 
-_BYTES_IN_HEX = 4
 _CHANGELOGS = "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled"
 
 _WHOLE_VERSIONS = {_CHANGELOGS: "false"}
@@ -110,23 +97,38 @@ def move_state(
         )
         if handles is not None:
             return handles
-    movement = Movement(
-        handles=tuple(map(encode_handle, stored.handles)),
-        source_root=source.url,
-        operator=wanted,
-        merged=operator.states,
-        broadcast_giver=newest.subtask,
-        has_same_clock=has_same_clock,
-    )
-    keys = None
-    if stored.max_parallelism != wanted.max_parallelism:
-        keys = StoredKeyColumns(struct_type(stored.key_schema))
-    write = WriteSubtask(movement, query_id, checkpoints.url, epoch)
-    rows = collected(
-        _moved(own_session(spark, SMALL_BATCHES), movement, keys).mapInArrow(write, HANDLES_SCHEMA),
+    rewrite = rewrite_of(operator, source.url, checkpoints.url, query_id, epoch)
+    return rewrite.run(
+        spark,
         f"moving operator {wanted.uid} from {stored.parallelism} to {wanted.parallelism} subtasks",
     )
-    return sorted((decode_handle(bytes(row[0])) for row in rows), key=lambda each: each.subtask)
+
+
+def rewrite_of(
+    operator: MovedOperator, source_url: str, target_url: str, query_id: str, epoch: int
+) -> StateRewrite:
+    """Return the job that moves all entries of an operator."""
+    stored, wanted, states = operator.stored, operator.wanted, operator.states
+    newest = newest_of(stored.handles)
+    first = (wanted.first_handle(query_id, subtask, epoch) for subtask in range(wanted.parallelism))
+    lists = (
+        state_id
+        for state_id, state in enumerate(states.states)
+        if kind_of(state) is StateKind.OPERATOR_LIST
+    )
+    movement = Movement(states, wanted.parallelism, wanted.max_parallelism, newest.subtask)
+    destination = Destination(
+        target_url,
+        TWICE_STORED,
+        lists=frozenset(lists),
+        renumbers_streams=True,
+        sets_timeouts=newest.time_mode == wanted.time_mode,
+    )
+    return StateRewrite(
+        [StoredSource(stored.handles, source_url, movement)],
+        [msgspec.structs.replace(each, states=states.states) for each in first],
+        destination,
+    )
 
 
 def _divided(
@@ -168,39 +170,6 @@ def _divided(
     made = [None if row[0] is None else decode_handle(bytes(row[0])) for row in rows]
     found = [handle for handle in made if handle is not None]
     return sorted(found, key=lambda each: each.subtask) if len(found) == len(made) else None
-
-
-def _moved(spark: SparkSession, movement: Movement, keys: StoredKeyColumns | None) -> DataFrame:
-    """Return all entries in the partitions of their new subtasks, in the order of their keys."""
-    wanted, subtasks = movement.operator, len(movement.handles)
-    read = ReadSubtask(movement, keys)
-    entries = spark.range(subtasks, numPartitions=subtasks).mapInArrow(read, read.schema)
-    tokens = F.array(*[F.lit(token) for token in subtask_tokens(wanted.parallelism)])
-    return (
-        _by_subtask(entries, wanted, keys)
-        .withColumn(TOKEN, F.element_at(tokens, F.col(SUBTASK) + 1))
-        .repartition(wanted.parallelism, TOKEN)
-        .sortWithinPartitions(SUBTASK, STORED_KEY)
-        .select(SUBTASK, STORED_KEY, VALUE)
-    )
-
-
-def _by_subtask(
-    entries: DataFrame, wanted: OperatorDescriptor, keys: StoredKeyColumns | None
-) -> DataFrame:
-    """Return entries with their new subtasks and whole stored keys."""
-    if keys is None:
-        return entries.select(SUBTASK, F.col(HEAD).alias(STORED_KEY), VALUE)
-    key_group = F.pmod(keys.hash_column(), F.lit(wanted.max_parallelism))
-    subtask = F.floor(key_group * wanted.parallelism / wanted.max_parallelism).cast("int")
-    in_bytes = F.unhex(F.lpad(F.hex(key_group), _BYTES_IN_HEX, "0"))
-    is_placed = F.col(SUBTASK).isNotNull()
-    stored_key = F.when(is_placed, F.col(HEAD)).otherwise(
-        F.concat(F.col(HEAD), in_bytes, F.col(TAIL))
-    )
-    return entries.select(
-        F.coalesce(F.col(SUBTASK), subtask).alias(SUBTASK), stored_key.alias(STORED_KEY), VALUE
-    )
 
 
 @dataclass(frozen=True, slots=True)

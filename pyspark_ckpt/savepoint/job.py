@@ -27,10 +27,10 @@ from rich.progress import Progress as Bar
 from pyspark_ckpt.errors import CheckpointAbortedError, CkptError, CorruptFileError
 from pyspark_ckpt.formats.handle import Handle, decode_handle, encode_handle
 from pyspark_ckpt.log_fields import library_logger
-from pyspark_ckpt.operator.durable.savepoint_copy import SubtaskCopy, at_low_priority
 from pyspark_ckpt.operator.task_failure import marks_errors
 from pyspark_ckpt.spark.jobs import SparkJobs, error_text, task_error
 from pyspark_ckpt.spark.session import tasks_at_once
+from pyspark_ckpt.stored.savepoint_copy import SubtaskCopy, at_low_priority
 
 SCHEDULER_POOL = "pyspark_ckpt"
 """Pool of the jobs if the user has switched Spark's fair scheduler on."""

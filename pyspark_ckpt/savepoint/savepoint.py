@@ -32,10 +32,10 @@ from pyspark_ckpt.formats.metadata_file import encode_metadata
 from pyspark_ckpt.formats.modes import CheckpointKind, SavepointFormat
 from pyspark_ckpt.history.records import Savepoint
 from pyspark_ckpt.log_fields import library_logger
-from pyspark_ckpt.operator.durable.savepoint_copy import SubtaskCopy
 from pyspark_ckpt.storage.base import DIRECTORY_MARKER, FileReference
 from pyspark_ckpt.storage.open import Storage, open_storage
 from pyspark_ckpt.storage.retrying import RetryingStorage, retried
+from pyspark_ckpt.stored.savepoint_copy import SubtaskCopy
 
 logger = library_logger(__name__)
 

@@ -18,7 +18,7 @@ from pyspark_ckpt.operator.quarantine.quarantined_keys import KEYS_STATE, compar
 from pyspark_ckpt.operator.state.kinds import StateKind, kind_of
 from pyspark_ckpt.restore.source import RestoreSource
 from pyspark_ckpt.shadowing.report import RowPair, Rules, pair_rows, same
-from pyspark_ckpt.snapshot.changed_entries import Change, Place, Side, changed_entries
+from pyspark_ckpt.snapshot.changed_entries import Place, Side, changed_entries
 from pyspark_ckpt.snapshot.difference import (
     ChangedRows,
     changed_rows_beside_states,
@@ -28,6 +28,7 @@ from pyspark_ckpt.snapshot.difference import (
     states_of,
 )
 from pyspark_ckpt.snapshot.reader import SnapshotReader
+from pyspark_ckpt.stored.comparison import Change
 
 _LISTS = (StateKind.LIST, StateKind.OPERATOR_LIST)
 

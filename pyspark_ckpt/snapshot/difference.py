@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import IncompatibleStateError, StateUseError
+from pyspark_ckpt.formats.canonical_file import ArrowEntries
 from pyspark_ckpt.formats.handle import StateDescriptor
 from pyspark_ckpt.html_form import html_table
 from pyspark_ckpt.operator.state.kinds import Entries, Movement, StateKind, kind_of
@@ -25,17 +26,17 @@ from pyspark_ckpt.snapshot.changed_entries import (
     HEAD_BYTES,
     RAW,
     TIMERS,
-    Change,
     Place,
     Side,
     are_related,
     changed_entries,
 )
-from pyspark_ckpt.snapshot.columns import BinaryColumn, ColumnNames, pandas_frame, python_rows
-from pyspark_ckpt.snapshot.entries import StoredEntries, stored_entries
+from pyspark_ckpt.snapshot.columns import ColumnNames, pandas_frame, python_rows
 from pyspark_ckpt.snapshot.reader import SnapshotReader, StoredOperator
 from pyspark_ckpt.snapshot.snapshot import open_state
 from pyspark_ckpt.snapshot.tables import RawTable, TimersTable, state_table
+from pyspark_ckpt.stored.comparison import Change
+from pyspark_ckpt.stored.state import StoredState
 from pyspark_ckpt.values.message_pack import end_of_value
 
 ADDED, REMOVED, CHANGED = "added", "removed", "changed"
@@ -209,9 +210,9 @@ def _decode(
         )
     table = state_table(key_schema, state, 0, 0, what)
     there = [row for row, value in enumerate(values) if value is not None]
-    entries = StoredEntries(
-        _column([bytes(HEAD_BYTES) + places[row].key for row in there]),
-        _column([values[row] for row in there]),
+    entries = ArrowEntries(
+        pa.array([bytes(HEAD_BYTES) + places[row].key for row in there], pa.binary()),
+        pa.array([values[row] for row in there], pa.binary()),
     )
     batches = table.batches([entries], None) if there else ()
     rows = pa.Table.from_batches(batches, table.schema)
@@ -227,10 +228,6 @@ def _decode(
         key_columns += len(msgspec.json.decode(state.map_key_schema)["fields"])
     names = whole.column_names
     return whole.select(names[:key_columns]), whole.select(names[key_columns:])
-
-
-def _column(values: Sequence[bytes | None]) -> BinaryColumn:
-    return BinaryColumn.of(pa.array(values, pa.binary()))
 
 
 def _without_equal(changed: ChangedRows) -> ChangedRows:
@@ -277,7 +274,7 @@ def changed_timers(
     table = TimersTable(key_schema, time_mode, what)
     keys = pa.array([bytes(HEAD_BYTES) + place.key for place in places], pa.binary())
     nothing = pa.array([b""] * len(places), pa.binary())
-    entries = [StoredEntries(BinaryColumn.of(keys), BinaryColumn.of(nothing))] if places else []
+    entries = [ArrowEntries(keys, nothing)] if places else []
     rows = pa.Table.from_batches(table.batches(entries, None), table.schema)
     nothing_else = pa.table({})
     return ChangedRows(
@@ -314,7 +311,7 @@ def _streams(side: Side, subtasks: Iterable[int | None], what: str) -> dict[_Str
     for subtask, handle in side.handles.items():
         if subtask in subtasks:
             table = RawTable(subtask, what)
-            entries = stored_entries(side.storage, handle, table.stored)
+            entries = StoredState(side.storage, handle).scan(table.stored)
             for batch in table.batches(entries, None):
                 for row in batch.to_pylist():
                     found[row["subtask"], row["stream"]] = row["data"]

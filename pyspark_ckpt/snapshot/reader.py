@@ -9,14 +9,15 @@ from functools import cached_property
 from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import StateUseError
+from pyspark_ckpt.formats.canonical_file import ArrowEntries
 from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.formats.metadata import OperatorMetadata
 from pyspark_ckpt.formats.modes import TtlTime
-from pyspark_ckpt.operator.rescale.unify import UnifiedStates
 from pyspark_ckpt.operator.table.catalog import struct_type
 from pyspark_ckpt.restore.source import RestoreSource
-from pyspark_ckpt.snapshot.entries import StoredEntries, StoredRange, stored_entries
 from pyspark_ckpt.snapshot.pin import Pin, ReaderPin
+from pyspark_ckpt.stored.state import StoredRange, StoredState
+from pyspark_ckpt.stored.unify import UnifiedStates
 
 
 class SnapshotReader:
@@ -34,7 +35,7 @@ class SnapshotReader:
 
     def entries(
         self, handle: Handle, stored: StoredRange, on_step: Callable[[], None] = lambda: None
-    ) -> Iterator[StoredEntries]:
+    ) -> Iterator[ArrowEntries]:
         """Yield the stored entries of a subtask in a range; `on_step` may raise to end it.
 
         ``CheckpointNotFoundError`` is raised if the snapshot was deleted while nothing was read for
@@ -44,7 +45,7 @@ class SnapshotReader:
             raise StateUseError(f"{self.source.path} is closed: open it again with open_state")
         self._pin.check()
         with self.source.reading():
-            yield from stored_entries(self.source.storage, handle, stored, on_step)
+            yield from StoredState(self.source.storage, handle).scan(stored, on_step)
 
     def now_ms(self, time: TtlTime) -> int:
         """Return the time of the snapshot's epoch in which entries age."""

@@ -6,7 +6,7 @@ import struct
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -14,6 +14,7 @@ import pyarrow as pa
 from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import CkptError, CorruptFileError
+from pyspark_ckpt.formats.canonical_file import ArrowEntries
 from pyspark_ckpt.formats.handle import StateDescriptor
 from pyspark_ckpt.operator.state.kinds import Entries, StateKind, kind_of
 from pyspark_ckpt.operator.state.list import decode_chunk
@@ -26,7 +27,6 @@ from pyspark_ckpt.operator.table.stored_keys import (
 )
 from pyspark_ckpt.snapshot.columns import (
     TIME,
-    BinaryColumn,
     ColumnNames,
     Numbers,
     StateValues,
@@ -37,7 +37,8 @@ from pyspark_ckpt.snapshot.columns import (
     expiry_array,
     not_decoded,
 )
-from pyspark_ckpt.snapshot.entries import StoredEntries, StoredRange
+from pyspark_ckpt.stored.binary_column import BinaryColumn
+from pyspark_ckpt.stored.state import StoredRange
 from pyspark_ckpt.values.message_pack import end_of_value
 
 _HEAD_BYTES = KEY_GROUP_BYTES + 1
@@ -47,6 +48,17 @@ _NUMBER_BYTES = 4
 _STREAM = struct.Struct(">H")
 _PAIR = 0x92
 """The head of a MessagePack array of two."""
+
+
+class _Columns(NamedTuple):
+    """Entries in key order, as columns of bytes."""
+
+    keys: BinaryColumn
+    values: BinaryColumn
+
+    @classmethod
+    def of(cls, entries: ArrowEntries) -> _Columns:
+        return cls(BinaryColumn.of(entries.keys), BinaryColumn.of(entries.values))
 
 
 class Table(ABC):
@@ -65,7 +77,7 @@ class Table(ABC):
     _what: str
 
     def batches(
-        self, parts: Iterable[StoredEntries], now_ms: int | None
+        self, parts: Iterable[ArrowEntries], now_ms: int | None
     ) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a subtask's entries.
 
@@ -82,16 +94,14 @@ class Table(ABC):
             If an entry does not fit its schema.
         """
         try:
-            yield from self._batches(parts, now_ms)
+            yield from self._batches(map(_Columns.of, parts), now_ms)
         except CkptError:
             raise
         except (ValueError, IndexError, TypeError, OverflowError, pa.ArrowException) as exc:
             raise not_decoded(self._what, exc) from exc
 
     @abstractmethod
-    def _batches(
-        self, parts: Iterable[StoredEntries], now_ms: int | None
-    ) -> Iterator[pa.RecordBatch]:
+    def _batches(self, parts: Iterable[_Columns], now_ms: int | None) -> Iterator[pa.RecordBatch]:
         """Yield the rows; an error of any kind says that stored bytes are not of this library."""
 
     def _batch(self, arrays: list[pa.Array]) -> pa.RecordBatch:
@@ -134,7 +144,7 @@ class _StateTable(Table):
         return arrays if expires_ms is None else [*arrays, expiry_array(expires_ms)]
 
     def _visible(
-        self, part: StoredEntries, now_ms: int | None
+        self, part: _Columns, now_ms: int | None
     ) -> tuple[BinaryColumn, BinaryColumn, Numbers | None]:
         """Return keys, values and times of expiry without the entries that are expired."""
         aged = self._values.aged(part.values)
@@ -156,9 +166,7 @@ class _ValueTable(_StateTable):
         self.schema = pa.schema([*names.fields(key_schema, "key"), *self._value_fields(names)])
         self.stored = StoredRange.of_keyed_state(state_id)
 
-    def _batches(
-        self, parts: Iterable[StoredEntries], now_ms: int | None
-    ) -> Iterator[pa.RecordBatch]:
+    def _batches(self, parts: Iterable[_Columns], now_ms: int | None) -> Iterator[pa.RecordBatch]:
         for part in parts:
             keys, values, expires_ms = self._visible(part, now_ms)
             key_arrays = self._keys.arrays(self._keys.plain(keys.cut(_HEAD_BYTES)))
@@ -187,9 +195,7 @@ class _MapTable(_StateTable):
         )
         self.stored = StoredRange.of_keyed_state(state_id)
 
-    def _batches(
-        self, parts: Iterable[StoredEntries], now_ms: int | None
-    ) -> Iterator[pa.RecordBatch]:
+    def _batches(self, parts: Iterable[_Columns], now_ms: int | None) -> Iterator[pa.RecordBatch]:
         for part in parts:
             keys, values, expires_ms = self._visible(part, now_ms)
             pairs = decoded(self._decoder, keys.cut(_HEAD_BYTES, mark=_PAIR), self._what)
@@ -226,7 +232,7 @@ class _ChunksTable(_StateTable):
     """
 
     def _items(
-        self, parts: Iterable[StoredEntries], now_ms: int | None
+        self, parts: Iterable[_Columns], now_ms: int | None
     ) -> Iterator[tuple[_Items, Numbers | None]]:
         of_list: bytes | None = None
         position = 0
@@ -278,9 +284,7 @@ class _ListTable(_ChunksTable):
         self.schema = pa.schema([*fields, position, *values, *own])
         self.stored = StoredRange.of_keyed_state(state_id)
 
-    def _batches(
-        self, parts: Iterable[StoredEntries], now_ms: int | None
-    ) -> Iterator[pa.RecordBatch]:
+    def _batches(self, parts: Iterable[_Columns], now_ms: int | None) -> Iterator[pa.RecordBatch]:
         for items, expires_ms in self._items(parts, now_ms):
             keys = BinaryColumn.of(pa.array(items.lists, pa.binary())).cut(_HEAD_BYTES)
             key_arrays = self._keys.arrays(self._keys.plain(keys))
@@ -306,9 +310,7 @@ class _OperatorListTable(_ChunksTable):
         self.schema = pa.schema([*own, *values, *last])
         self.stored = StoredRange.of_operator_state(state_id)
 
-    def _batches(
-        self, parts: Iterable[StoredEntries], now_ms: int | None
-    ) -> Iterator[pa.RecordBatch]:
+    def _batches(self, parts: Iterable[_Columns], now_ms: int | None) -> Iterator[pa.RecordBatch]:
         for items, expires_ms in self._items(parts, now_ms):
             subtasks = pa.array([self._subtask] * len(items.values), pa.int32())
             yield self._batch([subtasks, *self._item_arrays(items, expires_ms)])
@@ -330,9 +332,7 @@ class _BroadcastTable(_StateTable):
         )
         self.stored = StoredRange.of_operator_state(state_id)
 
-    def _batches(
-        self, parts: Iterable[StoredEntries], now_ms: int | None
-    ) -> Iterator[pa.RecordBatch]:
+    def _batches(self, parts: Iterable[_Columns], now_ms: int | None) -> Iterator[pa.RecordBatch]:
         for part in parts:
             keys, values, expires_ms = self._visible(part, now_ms)
             map_keys = self._map_keys.plain(keys.cut(_HEAD_BYTES))
@@ -354,7 +354,7 @@ class TimersTable(Table):
 
     def _batches(
         self,
-        parts: Iterable[StoredEntries],
+        parts: Iterable[_Columns],
         now_ms: int | None,  # noqa: ARG002
     ) -> Iterator[pa.RecordBatch]:
         for part in parts:
@@ -377,7 +377,7 @@ class RawTable(Table):
 
     def _batches(
         self,
-        parts: Iterable[StoredEntries],
+        parts: Iterable[_Columns],
         now_ms: int | None,  # noqa: ARG002
     ) -> Iterator[pa.RecordBatch]:
         entries = (

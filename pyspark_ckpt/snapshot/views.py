@@ -15,9 +15,9 @@ from pyspark_ckpt.operator.state.kinds import Entries, Movement, kind_of
 from pyspark_ckpt.operator.table.catalog import evolved
 from pyspark_ckpt.operator.table.stored_keys import encode_key_group
 from pyspark_ckpt.snapshot.columns import pandas_frame, python_rows, same_rows
-from pyspark_ckpt.snapshot.entries import StoredRange
 from pyspark_ckpt.snapshot.reader import SnapshotReader, StoredOperator
 from pyspark_ckpt.snapshot.tables import Table, state_table
+from pyspark_ckpt.stored.state import StoredRange
 
 if TYPE_CHECKING:
     import polars

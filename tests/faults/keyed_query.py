@@ -12,13 +12,11 @@ import shutil
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import chain, groupby
-from operator import itemgetter
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import pyarrow as pa
 
 from pyspark_ckpt.checkpoint.contents import gather
 from pyspark_ckpt.checkpoint.handles import checked_handles
@@ -27,20 +25,15 @@ from pyspark_ckpt.checkpoint.machine import Subtask as SubtaskName
 from pyspark_ckpt.checkpoint.query_files import QueryFiles
 from pyspark_ckpt.checkpoint.runner import CheckpointRunner
 from pyspark_ckpt.errors import CkptError
-from pyspark_ckpt.formats.handle import Handle, StateDescriptor, decode_handle, encode_handle
+from pyspark_ckpt.formats.handle import Handle, StateDescriptor
 from pyspark_ckpt.formats.metadata import EpochContents
 from pyspark_ckpt.formats.modes import SavepointFormat
 from pyspark_ckpt.history.records import CompletedCheckpoint
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
-from pyspark_ckpt.operator.rescale.tasks import (
-    Movement,
-    ReadSubtask,
-    WriteSubtask,
-    newest_of,
-)
 from pyspark_ckpt.restore.copies import HandleCopy
 from pyspark_ckpt.restore.plan import RestoreRequest, plan_of
 from pyspark_ckpt.restore.planned import CopiedOperator, MovedOperator
+from pyspark_ckpt.restore.rescale import rewrite_of
 from pyspark_ckpt.restore.source import RestoreSource
 from pyspark_ckpt.restore.spark_files import place_source_logs
 from pyspark_ckpt.savepoint.savepoint import write_savepoint
@@ -48,6 +41,7 @@ from pyspark_ckpt.settings import Materialization, Settings
 from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.spark.plan import StatefulOperators
 from pyspark_ckpt.storage.open import LocalStorage, Storage
+from tests import rewrites
 from tests.faults.epochs import SparkFiles
 from tests.faults.faulty_storage import FaultyStorage, Plan
 from tests.unit.operator.materialized_subtask import MaterializedSubtask, Writes
@@ -425,31 +419,5 @@ def moved(
     query_id: str,
     epoch: int,
 ) -> list[Handle]:
-    """Redistribute an operator with the functions of the Spark job; the sorting is done here."""
-    stored, wanted = operator.stored, operator.wanted
-    movement = Movement(
-        handles=tuple(map(encode_handle, stored.handles)),
-        source_root=source.url,
-        operator=wanted,
-        merged=operator.states,
-        broadcast_giver=newest_of(stored.handles).subtask,
-        has_same_clock=True,
-    )
-    places = pa.RecordBatch.from_pydict({"id": list(range(len(stored.handles)))})
-    read = ReadSubtask(movement, None)
-    rows = sorted(
-        (row["subtask"], row["head"], row["value"])
-        for batch in read(iter([places]))
-        for row in batch.to_pylist()
-    )
-    write = WriteSubtask(movement, query_id, target.url, epoch)
-    made = []
-    for _, group in groupby(rows, key=itemgetter(0)):
-        columns = [list(column) for column in zip(*group, strict=True)]
-        types = (pa.int32(), pa.binary(), pa.binary())
-        arrays = [pa.array(column, kind) for column, kind in zip(columns, types, strict=True)]
-        batch = pa.RecordBatch.from_arrays(arrays, names=["subtask", "stored_key", "value"])
-        made += [
-            decode_handle(row["handle"]) for out in write(iter([batch])) for row in out.to_pylist()
-        ]
-    return made
+    """Move an operator with the functions of the Spark job."""
+    return rewrites.run(rewrite_of(operator, source.url, target.url, query_id, epoch))

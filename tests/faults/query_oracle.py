@@ -16,11 +16,11 @@ import msgspec
 from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.formats.metadata_file import read_metadata
 from pyspark_ckpt.operator.durable.local_copy import open_local_copy
-from pyspark_ckpt.operator.durable.merged_state import merged_state
 from pyspark_ckpt.restore.offsets import plan_sources
 from pyspark_ckpt.restore.source import RestoreSource
 from pyspark_ckpt.restore.spark_files import place_source_logs
 from pyspark_ckpt.storage.open import LocalStorage, Storage
+from pyspark_ckpt.stored.state import StoredState
 from tests.faults.keyed_query import UIDS, KeyedQuery, Model, stored_key, subtask_of
 
 HANDLES_KEPT = 6
@@ -52,10 +52,8 @@ def _entries(
             with open_local_copy(Path(scratch) / "copy", backend, storage, handle) as copy:
                 yield from copy.backend.scan()
             return
-        for part in merged_state(storage, handle, Path(scratch)):
-            for key, value in zip(part.keys, part.values, strict=True):
-                assert value is not None
-                yield key, value
+        for part in StoredState(storage, handle, Path(scratch)).scan():
+            yield from zip(part.keys.to_pylist(), part.values.to_pylist(), strict=True)
 
 
 def storage_parent(storage: Storage) -> Path | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from pyspark_ckpt.formats.change_file import decode_changes
 from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
-from pyspark_ckpt.operator.durable.base_snapshot import read_base
+from pyspark_ckpt.operator.durable.stored_files import read_base
 from pyspark_ckpt.operator.table.stored_keys import MAX_STATES, is_keyed, state_id_of
 from pyspark_ckpt.restore.source import RestoreSource
 from pyspark_ckpt.storage.open import Storage

@@ -29,7 +29,6 @@ from pyspark_ckpt.operator.descriptor import OperatorDescriptor
 from pyspark_ckpt.operator.durable.local_copy import open_local_copy
 from pyspark_ckpt.operator.durable.local_snapshots import BackgroundUploads
 from pyspark_ckpt.operator.durable.materialization import EpochStart, Materializer
-from pyspark_ckpt.operator.durable.savepoint_copy import SubtaskCopy
 from pyspark_ckpt.operator.run.barrier import make_segment
 from pyspark_ckpt.operator.table.writes import in_frames
 from pyspark_ckpt.restore.claim import ClaimedSource
@@ -42,6 +41,7 @@ from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.spark.plan import StatefulOperators
 from pyspark_ckpt.storage.open import Storage, open_storage
 from pyspark_ckpt.storage.retrying import RetryingStorage
+from pyspark_ckpt.stored.savepoint_copy import SubtaskCopy
 from state_backends import StateBackendError
 from tests.simulation.location import SparkFiles
 from tests.simulation.model import SUBTASKS, written

@@ -11,8 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from pyspark_ckpt.formats.handle import Handle
-from pyspark_ckpt.operator.durable.base_snapshot import read_base
-from pyspark_ckpt.operator.durable.local_copy import segment_changes
+from pyspark_ckpt.operator.durable.stored_files import read_base, segment_changes
 from pyspark_ckpt.storage.open import Storage
 from state_backends import Changes
 

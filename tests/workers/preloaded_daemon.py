@@ -19,7 +19,7 @@ USED_BY_WORKERS = (
     "pyspark_ckpt.savepoint.job",
     "pyspark_ckpt.operator.run.without_query",
     "pyspark_ckpt.operator.run.without_query",
-    "pyspark_ckpt.operator.rescale.tasks",
+    "pyspark_ckpt.stored.rewrite",
     "pyspark_ckpt.operator.run.subtask",
     "rocksdict",
     "lmdb",

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
-from pyspark_ckpt.operator.rescale.unify import UnifiedStates
 from pyspark_ckpt.restore.plan import RestorePlan, RestoreRequest, plan_of
 from pyspark_ckpt.restore.planned import PlannedState, StateOutcome
 from pyspark_ckpt.restore.source import RestoreSource
 from pyspark_ckpt.spark.plan import SparkOperator, StatefulOperators
+from pyspark_ckpt.stored.unify import UnifiedStates
 
 _LOST = (StateOutcome.REFUSED.value, StateOutcome.DROPPED.value)
 _COUNTED = {

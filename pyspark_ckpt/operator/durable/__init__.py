@@ -1,5 +1,5 @@
 """The local copy, base snapshots and their upload.
 
 A base snapshot: `materialization` decides, `local_snapshots` takes and uploads it. A rebuild:
-`local_copy` asks `base_snapshot` and `merged_state` for what its handle names.
+`local_copy` asks `stored_files` for what its handle names.
 """

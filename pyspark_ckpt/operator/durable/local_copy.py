@@ -38,17 +38,20 @@ from functools import partial
 from operator import attrgetter
 from pathlib import Path
 
-from pyspark_ckpt.formats.change_file import decode_changes
 from pyspark_ckpt.formats.handle import EMPTY_VERSION, BaseSnapshot, Handle, Segment
 from pyspark_ckpt.gathering import gathered
 from pyspark_ckpt.log_fields import library_logger
-from pyspark_ckpt.operator.durable.base_snapshot import fetch_files, open_fetched, read_base
 from pyspark_ckpt.operator.durable.local_snapshots import LocalSnapshots, directories_of_all
+from pyspark_ckpt.operator.durable.stored_files import (
+    fetch_files,
+    open_fetched,
+    read_base,
+    segment_changes,
+)
 from pyspark_ckpt.storage.base import WorkerStorage
 from state_backends import (
     BackendCorruptError,
     BackendResourceError,
-    Changes,
     SnapshotFormat,
     StateBackend,
     StateBackendError,
@@ -362,18 +365,6 @@ def _rebuild_from_files(
         backend.close()
         raise
     return backend
-
-
-def segment_changes(storage: WorkerStorage, segments: Sequence[Segment]) -> Iterator[Changes]:
-    """Yield the puts and deletes of segments in their order, each checked by its digest."""
-    for segment in segments:
-        if segment.inline is not None:
-            name = f"inline segment {segment.version}"
-            yield from decode_changes(io.BytesIO(segment.inline), name)
-        else:
-            assert segment.file is not None  # a segment is inline or in a file
-            with storage.open_verified(segment.file) as file:
-                yield from decode_changes(file, segment.file.path)
 
 
 @dataclass(frozen=True, slots=True)

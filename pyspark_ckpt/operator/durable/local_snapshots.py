@@ -41,7 +41,7 @@ from pyspark_ckpt.formats.change_file import encode_changes
 from pyspark_ckpt.formats.handle import CHANGES_FORMAT, BaseFile, BaseSnapshot, Handle
 from pyspark_ckpt.formats.layout import is_snapshot_id, new_snapshot_id, snapshot_path
 from pyspark_ckpt.log_fields import library_logger
-from pyspark_ckpt.operator.durable.base_snapshot import CHANGES_NAME
+from pyspark_ckpt.operator.durable.stored_files import CHANGES_NAME
 from pyspark_ckpt.operator.table.writes import frames_of
 from pyspark_ckpt.storage.base import JSON_ERRORS, FileReference, WorkerStorage, chunks_of
 from state_backends import (

@@ -16,7 +16,6 @@ import msgspec
 
 from pyspark_ckpt.formats.handle import Handle, PendingSnapshot, Segment
 from pyspark_ckpt.log_fields import library_logger
-from pyspark_ckpt.operator.durable.base_snapshot import make_base
 from pyspark_ckpt.operator.durable.local_copy import LocalCopy
 from pyspark_ckpt.operator.durable.local_snapshots import (
     DAMAGED,
@@ -25,6 +24,7 @@ from pyspark_ckpt.operator.durable.local_snapshots import (
     outlives_tasks,
     upload,
 )
+from pyspark_ckpt.operator.durable.stored_files import make_base
 from pyspark_ckpt.settings import Materialization
 from pyspark_ckpt.storage.base import WorkerStorage
 from state_backends import BackendCorruptError, find_snapshot_format, snapshot_format_of

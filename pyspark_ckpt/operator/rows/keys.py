@@ -7,7 +7,7 @@ spread over subtasks in ranges, as Flink's KeyGroupRangeAssignment does.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import msgspec
@@ -19,7 +19,7 @@ from pyspark_ckpt.operator.rows.key_columns import check_key
 from pyspark_ckpt.values.codec import TupleCodec, key_encoder
 from pyspark_ckpt.values.hashing import SEED, hash_integer, signed
 from pyspark_ckpt.values.plain import msgspec_type
-from pyspark_ckpt.values.types import KeyForm, find_leaf, key_form_of, leaf_of
+from pyspark_ckpt.values.types import KeyForm, find_leaf, key_form_of, leaf_of, stored_key_type
 
 MAX_MAX_PARALLELISM = 32768
 """Flink's upper bound; it also keeps a key group's two bytes below the reserved keys."""
@@ -94,6 +94,18 @@ class KeyPlaces:
             sent.append(in_key)
         return signed(seed) % self._max_parallelism, self._encode(tuple(sent))
 
+    def group_of_stored(self, encoded: bytes) -> int:
+        """Return the key group of a key from its stored form."""
+        seed = SEED
+        for column, stored in zip(self._columns, self._decode(encoded), strict=True):
+            plain = column.plain_of(stored)
+            seed = seed if plain is None else column.hash(plain, seed)
+        return signed(seed) % self._max_parallelism
+
+    @cached_property
+    def _decode(self) -> Callable[[bytes], tuple[Any, ...]]:
+        return msgspec.msgpack.Decoder(stored_key_type(self._fields)).decode
+
 
 class _KeyColumn:
     """One key column: its values in plain form, which is hashed, and as they are stored."""
@@ -116,6 +128,14 @@ class _KeyColumn:
         if plain is not None and self._texts is not None:
             return plain, self._texts(np.array([plain]))[0]
         return plain, plain
+
+    def plain_of(self, stored: Any) -> Any:
+        """Return the plain form of a value in a stored key."""
+        if stored is None:
+            return None
+        if self._is_encoded:
+            return self._decode(stored)[0]
+        return int(np.datetime64(stored, "us").astype(np.int64)) if self._texts else stored
 
 
 def _hash_of(data_type: T.DataType) -> Callable[[Any, int], int]:

@@ -21,8 +21,9 @@ from pyspark_ckpt.operator.rows.sent_rows import SentRows
 from pyspark_ckpt.operator.state.kinds import Movement, StateKind, kind_of
 from pyspark_ckpt.operator.table.catalog import struct_type
 from pyspark_ckpt.operator.table.stored_keys import KEY_GROUP_BYTES
-from pyspark_ckpt.snapshot.changed_entries import RAW, TIMERS, Change, Place, place_of
+from pyspark_ckpt.snapshot.changed_entries import RAW, TIMERS, Place, place_of
 from pyspark_ckpt.snapshot.difference import ADDED, as_rows, changed_rows, changed_timers
+from pyspark_ckpt.stored.comparison import Change
 from pyspark_ckpt.testing.replaying.subtask import ReplayedEpoch, Side
 
 _OUTPUT, _RAW_STATE, _TIMERS = "output", "raw state", "timers"

@@ -5,15 +5,12 @@ These values are stored: other values would lose the state of every older query.
 
 from __future__ import annotations
 
-from functools import reduce
-
-import pyarrow as pa
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from pyspark_ckpt.operator.rescale.key_hashing import StoredKeyColumns
 from pyspark_ckpt.operator.rows.input import KEY_GROUP, InputColumns
+from pyspark_ckpt.operator.rows.keys import KeyPlaces
 
 KEYS: dict[str, dict[str, tuple[int, str]]] = {
     "byte": {
@@ -212,19 +209,9 @@ def test_key_groups_and_bytes(spark: SparkSession, ddl: str) -> None:
     assert found(compiled, ddl, list(KEYS[ddl])) == KEYS[ddl]
 
 
-@pytest.mark.further
-def test_key_groups_of_stored_keys(spark: SparkSession) -> None:
+@pytest.mark.parametrize("ddl", KEYS)
+def test_key_groups_of_stored_keys(spark: SparkSession, ddl: str) -> None:
     """A key's bytes alone give the key group that its columns gave."""
-    frames = []
-    for ddl, known in KEYS.items():
-        columns = StoredKeyColumns(spark.sql(f"select cast(null as {ddl}) k").schema)
-        stored = [bytes.fromhex(data) for _, data in known.values()]
-        table = pa.Table.from_arrays(columns.arrays([*stored, None]), names=columns.schema.names)
-        df = spark.createDataFrame(table).to(columns.schema)
-        key_group = F.pmod(columns.hash_column(), F.lit(128)).alias("g")
-        frames.append(df.withColumn("n", F.monotonically_increasing_id()).select("n", key_group))
-        frames[-1] = frames[-1].withColumn("ddl", F.lit(ddl))
-    rows = reduce(DataFrame.union, frames).collect()
-    for ddl, known in KEYS.items():
-        groups = [row.g for row in sorted(rows) if row.ddl == ddl]
-        assert groups[:-1] == [key_group for key_group, _ in known.values()], ddl
+    places = KeyPlaces(spark.sql(f"select cast(null as {ddl}) k").schema, 128)
+    for key_group, data in KEYS[ddl].values():
+        assert places.group_of_stored(bytes.fromhex(data)) == key_group

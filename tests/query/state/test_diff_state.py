@@ -14,7 +14,7 @@ from pyspark.sql.streaming import StatefulProcessor
 
 import pyspark_ckpt as ckpt
 from pyspark_ckpt.cli.main import main
-from pyspark_ckpt.snapshot import changed_entries
+from pyspark_ckpt.stored import comparison
 from tests.query.harness import BACKEND, BACKENDS, INLINE, INTERVAL, RETAINED, Job
 from tests.query.model import Event, events_of, states_after
 from tests.query.stored import handles_of
@@ -95,7 +95,7 @@ def test_two_versions_of_a_query(
     for same in (chk, canonical, native):
         assert ckpt.diff_state(chk[2], same[2]).is_equal
     if not rebased:
-        monkeypatch.setattr(changed_entries, "all_entries", None)  # nothing is read as a whole
+        monkeypatch.setattr(comparison, "_compared", None)  # nothing is read as a whole
         counts = ckpt.diff_state(chk[1], chk[1]).counts
         assert counts[["added", "removed", "changed"]].to_numpy().sum() == 0
 
@@ -199,7 +199,7 @@ def test_base_snapshots_with_files_in_common(
             paths.append(checkpoint_with_new_bases(job, query, events))
             seen.append(newest_of(job.feed.rows))
     if not removed:
-        monkeypatch.setattr(changed_entries, "all_entries", None)  # nothing is read as a whole
+        monkeypatch.setattr(comparison, "_compared", None)  # nothing is read as a whole
     for old, new in ((0, 1), (0, 2), (1, 2), (2, 0)):
         rows = ckpt.diff_state(paths[old], paths[new]).to_arrow("op", "newest").to_pylist()
         before, after = seen[old], seen[new]

@@ -16,11 +16,12 @@ from pyspark.sql.streaming import StatefulProcessor
 import pyspark_ckpt as ckpt
 from pyspark_ckpt.checkpoint.handles import read_handles
 from pyspark_ckpt.formats.handle import decode_handle
-from pyspark_ckpt.live import newest_handles, replica
+from pyspark_ckpt.live import newest_handles
 from pyspark_ckpt.live.newest_handles import CommittedEpoch, CommittedEpochs, handles_in_changes
 from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.spark.session import reading_session
 from pyspark_ckpt.storage.open import LocalStorage, open_storage
+from pyspark_ckpt.stored import replica
 from tests.query.harness import BACKEND, BACKENDS, INLINE, OFTEN, RETAINED, Feed, Job
 from tests.query.model import Count, Event, events_of, states_after
 from tests.query.timed import at, timed_feed

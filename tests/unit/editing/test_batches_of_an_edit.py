@@ -12,10 +12,10 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming import StatefulProcessor
 
 import pyspark_ckpt as ckpt
-from pyspark_ckpt.editing import operator_job
 from pyspark_ckpt.spark.own_session import SMALL_BATCHES
+from pyspark_ckpt.stored import rewrite
 
-_WRITE_ENTRIES = operator_job.WriteEntries
+_WRITE_BASES = rewrite.WriteBases
 (_KEY,) = SMALL_BATCHES
 
 
@@ -42,8 +42,8 @@ def test_a_task_of_an_edit_gets_batches_of_limited_size(
     sizes = tmp_path / "sizes"
 
     class Noting:
-        def __init__(self, **parameters: Any) -> None:
-            self._write = _WRITE_ENTRIES(**parameters)
+        def __init__(self, *parameters: Any) -> None:
+            self._write = _WRITE_BASES(*parameters)
 
         def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             return self._write(self._noted(batches))
@@ -54,7 +54,7 @@ def test_a_task_of_an_edit_gets_batches_of_limited_size(
                     file.write(f"{batch.nbytes}\n")
                 yield batch
 
-    monkeypatch.setattr(operator_job, "WriteEntries", Noting)
+    monkeypatch.setattr(rewrite, "WriteBases", Noting)
     monkeypatch.setitem(SMALL_BATCHES, _KEY, str(1 << 20))
     before = spark.conf.get(_KEY)
     rows = spark.range(200).selectExpr("concat('k', id) key", "repeat('x', 100000) text")

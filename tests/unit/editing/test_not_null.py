@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import types as T
 
-from pyspark_ckpt.editing.entries.encoding import StoredValues
+from pyspark_ckpt.editing.encoding import StoredValues
 from pyspark_ckpt.errors import StateValueError
 from pyspark_ckpt.operator.state.handle import ProcessorHandle
 from tests.unit.operator.subtask_epochs import NUMBER, SubtaskEpochs, heap_epochs

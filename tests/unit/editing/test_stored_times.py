@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from pyspark_ckpt.editing.entries.encoding import StoredValues
+from pyspark_ckpt.editing.encoding import StoredValues
 from pyspark_ckpt.editing.typed_frames import (
     BEYOND,
     as_written,
@@ -23,7 +23,8 @@ from pyspark_ckpt.editing.typed_frames import (
 )
 from pyspark_ckpt.formats.handle import StateDescriptor
 from pyspark_ckpt.operator.table.time_to_live import StateTtlConfig
-from pyspark_ckpt.snapshot.columns import BinaryColumn, StateValues
+from pyspark_ckpt.snapshot.columns import StateValues
+from pyspark_ckpt.stored.binary_column import BinaryColumn
 from tests.unit.operator.subtask_epochs import NUMBER, SubtaskEpochs, heap_epochs
 
 LONG = 1 << 63

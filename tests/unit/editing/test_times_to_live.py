@@ -9,9 +9,10 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from pyspark_ckpt.editing.entries.encoding import StoredValues
+from pyspark_ckpt.editing.encoding import StoredValues
 from pyspark_ckpt.operator.table.time_to_live import StateTtlConfig
-from pyspark_ckpt.snapshot.columns import BinaryColumn, StateValues, expiry_array
+from pyspark_ckpt.snapshot.columns import StateValues, expiry_array
+from pyspark_ckpt.stored.binary_column import BinaryColumn
 from state_backends import Changes
 from tests.unit.operator.subtask_epochs import NUMBER, SubtaskEpochs, heap_epochs
 

@@ -30,7 +30,7 @@ from pyspark_ckpt.formats.modes import SavepointFormat
 from pyspark_ckpt.history.lineage import lineage
 from pyspark_ckpt.history.verification import verify
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
-from pyspark_ckpt.operator.durable.base_snapshot import read_base
+from pyspark_ckpt.operator.durable.stored_files import read_base
 from pyspark_ckpt.restore import spark_files
 from pyspark_ckpt.restore.plan import RestoreRequest, plan_of
 from pyspark_ckpt.restore.source import RestoreSource

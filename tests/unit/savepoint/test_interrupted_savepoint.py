@@ -25,10 +25,10 @@ from pyspark_ckpt.formats.modes import EntryStatus, SavepointFormat
 from pyspark_ckpt.history.frames import history
 from pyspark_ckpt.history.log import HistoryLog
 from pyspark_ckpt.history.verification import verify
-from pyspark_ckpt.operator.durable.savepoint_copy import SubtaskCopy
 from pyspark_ckpt.savepoint.dispose import dispose_savepoint, remove_interrupted
 from pyspark_ckpt.savepoint.savepoint import NewSavepoint, run_copies_here
 from pyspark_ckpt.storage.open import Storage, open_storage
+from pyspark_ckpt.stored.savepoint_copy import SubtaskCopy
 
 FORMATS = list(SavepointFormat)
 QUERY, RUN = "0123456789", "the run before"

@@ -17,12 +17,12 @@ from pyspark_ckpt.formats.metadata import CheckpointMetadata, SourceLog
 from pyspark_ckpt.formats.metadata_file import read_metadata
 from pyspark_ckpt.formats.modes import CheckpointKind, SavepointFormat
 from pyspark_ckpt.history.records import Savepoint
-from pyspark_ckpt.operator.durable.savepoint_copy import SubtaskCopy
 from pyspark_ckpt.savepoint import savepoint as savepoint_module
 from pyspark_ckpt.savepoint.savepoint import run_copies_here, write_savepoint
 from pyspark_ckpt.storage import retrying as retrying_storage
 from pyspark_ckpt.storage.base import FileReference
 from pyspark_ckpt.storage.open import LocalStorage, Storage
+from pyspark_ckpt.stored.savepoint_copy import SubtaskCopy
 from tests.faults.faulty_storage import FaultyStorage, Plan
 
 NATIVE, CANONICAL = SavepointFormat.NATIVE, SavepointFormat.CANONICAL

@@ -9,10 +9,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pyspark_ckpt.formats.handle import BaseFile, BaseSnapshot, Handle
-from pyspark_ckpt.operator.durable.savepoint_copy import SubtaskCopy
 from pyspark_ckpt.savepoint.job import SavepointJob
 from pyspark_ckpt.spark.jobs import SparkJobs
 from pyspark_ckpt.storage.base import FileReference
+from pyspark_ckpt.stored.savepoint_copy import SubtaskCopy
 
 
 def copy_of(subtask: int, size_bytes: int) -> SubtaskCopy:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_ckpt.snapshot.columns import BinaryColumn
+from pyspark_ckpt.stored.binary_column import BinaryColumn
 
 LONG = st.lists(st.binary(min_size=4, max_size=9), min_size=1, max_size=8)
 EVEN = st.lists(st.binary(min_size=6, max_size=6), min_size=1, max_size=8)

@@ -8,7 +8,8 @@ import pytest
 from pyspark.sql import types as T
 
 from pyspark_ckpt.formats.handle import StateDescriptor
-from pyspark_ckpt.snapshot.columns import BinaryColumn, StateValues
+from pyspark_ckpt.snapshot.columns import StateValues
+from pyspark_ckpt.stored.binary_column import BinaryColumn
 
 AT = T.StructType([T.StructField("at", T.TimestampType())])
 WIDER = T.StructType([T.StructField("n", T.LongType()), *AT.fields])

@@ -21,7 +21,8 @@ from pyspark.sql import types as T
 from pyspark_ckpt.errors import PlanError, StateValueError
 from pyspark_ckpt.operator.rows.keys import KeyPlaces
 from pyspark_ckpt.operator.schema.evolution import Verdict, compare, converter
-from pyspark_ckpt.snapshot.columns import BinaryColumn, StoredKeys
+from pyspark_ckpt.snapshot.columns import StoredKeys
+from pyspark_ckpt.stored.binary_column import BinaryColumn
 from pyspark_ckpt.testing import ProcessorHarness
 from pyspark_ckpt.values.arrow import arrow_array, plain_values
 from pyspark_ckpt.values.codec import TupleCodec
@@ -139,7 +140,9 @@ def test_keys(data_type: T.DataType, values: list[Any], nesting: str) -> None:
     codec = TupleCodec(schema, "key", is_key=True)
     places, keys = KeyPlaces(schema, 128), [row_of(value, nesting) for value in (*values, None)]
     stored = [places.place(key)[1] for key in keys]
-    assert all(0 <= places.place(key)[0] < 128 for key in keys)
+    groups = [places.place(key)[0] for key in keys]
+    assert all(0 <= group < 128 for group in groups)
+    assert [places.group_of_stored(data) for data in stored] == groups
     in_plain = [codec.plain.decode(codec.encode(key)) for key in keys]
     (kind,) = (field.dataType for field in schema.fields)
     column = arrow_array(kind, [row[0] for row in in_plain])

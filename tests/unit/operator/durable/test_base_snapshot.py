@@ -18,7 +18,7 @@ from pyspark_ckpt.formats.handle import (
     Segment,
 )
 from pyspark_ckpt.formats.layout import operator_mark
-from pyspark_ckpt.operator.durable.base_snapshot import make_base, read_base
+from pyspark_ckpt.operator.durable.stored_files import make_base, read_base
 from pyspark_ckpt.storage.open import LocalStorage, Storage
 from state_backends import Changes, StateBackend, open_backend
 

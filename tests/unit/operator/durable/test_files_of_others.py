@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pyspark_ckpt.formats.handle import BaseSnapshot, Handle
-from pyspark_ckpt.operator.durable import base_snapshot
+from pyspark_ckpt.operator.durable import stored_files
 from pyspark_ckpt.operator.durable.local_copy import open_local_copy
 from pyspark_ckpt.storage.base import FileReference
 from pyspark_ckpt.storage.open import LocalStorage, Storage
@@ -100,7 +100,7 @@ def test_a_file_of_another_copy_that_goes_meanwhile_is_read_from_the_storage(
     looks: bool,
 ) -> None:
     """It goes before its digest is taken, or right after that."""
-    is_it = base_snapshot._is
+    is_it = stored_files._is
 
     def gone(path: Path, reference: FileReference) -> bool:
         found = looks and is_it(path, reference)
@@ -108,7 +108,7 @@ def test_a_file_of_another_copy_that_goes_meanwhile_is_read_from_the_storage(
             path.unlink(missing_ok=True)
         return found or (not looks and is_it(path, reference))
 
-    monkeypatch.setattr(base_snapshot, "_is", gone)
+    monkeypatch.setattr(stored_files, "_is", gone)
     state, opened = rebuilt(original, disk)
     assert state == original.state
     assert opened >= large(base)

@@ -14,8 +14,8 @@ from pyspark.sql import types as T
 from benchmarks.machine.process_memory import measured
 from benchmarks.subtask_steps import STEPS, Place, command
 from pyspark_ckpt.formats.handle import Handle
-from pyspark_ckpt.operator.durable.base_snapshot import make_base
 from pyspark_ckpt.operator.durable.local_copy import open_local_copy
+from pyspark_ckpt.operator.durable.stored_files import make_base
 from pyspark_ckpt.operator.run.barrier import make_segment
 from pyspark_ckpt.operator.table.writes import FRAME_BYTES, in_frames
 from pyspark_ckpt.storage.open import Storage

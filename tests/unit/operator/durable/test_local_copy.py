@@ -18,13 +18,13 @@ import pytest
 
 from pyspark_ckpt.errors import CorruptFileError
 from pyspark_ckpt.formats.handle import EMPTY_VERSION, Handle, encode_handle
-from pyspark_ckpt.operator.durable.base_snapshot import make_base
 from pyspark_ckpt.operator.durable.local_copy import (
     executor_local_root,
     open_local_copy,
     subtask_directory,
 )
 from pyspark_ckpt.operator.durable.local_snapshots import LocalSnapshots
+from pyspark_ckpt.operator.durable.stored_files import make_base
 from pyspark_ckpt.operator.run.barrier import make_segment
 from pyspark_ckpt.operator.table.writes import in_frames
 from pyspark_ckpt.storage.open import Storage

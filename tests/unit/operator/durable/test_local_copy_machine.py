@@ -18,8 +18,8 @@ from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from pyspark_ckpt.checkpoint.cleaning import garbage
 from pyspark_ckpt.formats.handle import Handle
-from pyspark_ckpt.operator.durable.base_snapshot import make_base
 from pyspark_ckpt.operator.durable.local_copy import LocalCopy, open_local_copy
+from pyspark_ckpt.operator.durable.stored_files import make_base
 from pyspark_ckpt.operator.run.barrier import make_segment
 from pyspark_ckpt.storage.base import FileReference
 from pyspark_ckpt.storage.open import LocalStorage

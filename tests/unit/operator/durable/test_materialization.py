@@ -18,9 +18,9 @@ from pyspark_ckpt.formats.handle import (
     Handle,
 )
 from pyspark_ckpt.formats.layout import state_file
-from pyspark_ckpt.operator.durable.base_snapshot import read_base
 from pyspark_ckpt.operator.durable.local_copy import open_local_copy
 from pyspark_ckpt.operator.durable.materialization import MOST_SEGMENTS
+from pyspark_ckpt.operator.durable.stored_files import read_base
 from pyspark_ckpt.settings import Materialization
 from pyspark_ckpt.storage.base import FileReference
 from pyspark_ckpt.storage.open import LocalStorage, Storage

@@ -11,12 +11,12 @@ import pytest
 
 from pyspark_ckpt.errors import CorruptFileError
 from pyspark_ckpt.formats.handle import CANONICAL_FORMAT, EMPTY_VERSION, Handle
-from pyspark_ckpt.operator.durable.base_snapshot import make_base, read_base
 from pyspark_ckpt.operator.durable.local_copy import open_local_copy
-from pyspark_ckpt.operator.durable.savepoint_copy import SubtaskCopy
+from pyspark_ckpt.operator.durable.stored_files import make_base, read_base
 from pyspark_ckpt.operator.run.barrier import make_segment
 from pyspark_ckpt.storage.base import FileReference
 from pyspark_ckpt.storage.open import LocalStorage, Storage
+from pyspark_ckpt.stored.savepoint_copy import SubtaskCopy
 from state_backends import BACKEND_TYPES, Changes, open_backend
 
 State = dict[bytes, bytes]

@@ -1,15 +1,17 @@
-"""Base snapshots: full copies of a subtask's state, read by a rebuild.
+"""The files that a handle names: a base snapshot, and the segments of changes after it.
 
-A base snapshot is a change file, a canonical file, or the files of the backend that took it. Every
-backend can be built from each of them.
+A base snapshot is a full copy of a subtask's state: a change file, a canonical file, or the files
+of the backend that took it. Every backend can be built from each of them. To read the state that
+base and segments are together is the work of ``stored``, or of a backend.
 """
 
 from __future__ import annotations
 
+import io
 import shutil
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -22,6 +24,7 @@ from pyspark_ckpt.formats.handle import (
     BaseFile,
     BaseSnapshot,
     Handle,
+    Segment,
 )
 from pyspark_ckpt.formats.layout import base_path
 from pyspark_ckpt.operator.table.writes import frames_of
@@ -181,3 +184,15 @@ def _not_a_database(base: BaseSnapshot, what: str) -> CorruptFileError:
     return CorruptFileError(
         f"base snapshot {base.version} cannot be used: {what}; restore from another checkpoint"
     )
+
+
+def segment_changes(storage: WorkerStorage, segments: Sequence[Segment]) -> Iterator[Changes]:
+    """Yield the puts and deletes of segments in their order, each checked by its digest."""
+    for segment in segments:
+        if segment.inline is not None:
+            name = f"inline segment {segment.version}"
+            yield from decode_changes(io.BytesIO(segment.inline), name)
+        else:
+            assert segment.file is not None  # a segment is inline or in a file
+            with storage.open_verified(segment.file) as file:
+                yield from decode_changes(file, segment.file.path)

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from pyspark_ckpt.formats.handle import Handle
-from pyspark_ckpt.live import replica
 from pyspark_ckpt.storage.open import LocalStorage
+from pyspark_ckpt.stored import replica
 from state_backends import BACKEND_TYPES
 from tests.faults.confined import Ballast, on_a_small_disk
 from tests.unit.operator.materialized_subtask import MaterializedSubtask

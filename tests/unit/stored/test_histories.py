@@ -7,18 +7,21 @@ from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from pyspark.sql import types as T
 
-from pyspark_ckpt.editing.entries.stored_entries import KeptEntries
-from pyspark_ckpt.operator.rescale.unify import UnifiedStates
+from pyspark_ckpt.formats.canonical_file import ArrowEntries
 from pyspark_ckpt.operator.rows.keys import key_groups_of
 from pyspark_ckpt.operator.table.stored_keys import encode_key_group
 from pyspark_ckpt.operator.table.writes import DEFAULT_LIMIT_BYTES
+from pyspark_ckpt.stored.movement import Movement
+from pyspark_ckpt.stored.unify import UnifiedStates
 from state_backends import Changes, open_backend
-from tests.unit.operator.rescale.test_entries import (
+from tests.unit.operator.subtask_epochs import IN_MEMORY, SubtaskEpochs
+from tests.unit.stored.test_redistribution import (
     KEYS,
     MAX,
     State,
@@ -28,7 +31,6 @@ from tests.unit.operator.rescale.test_entries import (
     key_group_of,
     move,
 )
-from tests.unit.operator.subtask_epochs import IN_MEMORY, SubtaskEpochs
 
 ENCODED = sorted(
     (encode_key_group(key_group_of(encode(key), MAX)), encode(key)) for key in KEYS[:24]
@@ -138,11 +140,20 @@ def test_values_are_those_of_a_restart(programs: list[Program]) -> None:
         for parallelism in (1, 3):
             assert values_of(move(subtasks, parallelism), names, directory) == wanted
         unified = UnifiedStates("u", [each.handle for each in subtasks])
-        kept = KeptEntries(unified, frozenset(range(len(unified.states))))
+        movement = Movement(unified, 2, MAX)
         edited = []
         for each in subtasks:
-            part = Changes(list(each.entries), list(each.entries.values()))
-            entries = dict(entry for some in kept.of(each.handle, iter([part])) for entry in some)
+            keys = sorted(each.entries)
+            part = ArrowEntries(
+                pa.array(keys, pa.binary()), pa.array(map(each.entries.get, keys), pa.binary())
+            )
+            entries = {
+                row["stored_key"]: row["value"]
+                for batch in movement.batches(each.handle, [part])
+                for row in batch.to_pylist()
+                if row["subtask"] == each.handle.subtask
+            }
+            assert len(entries) == len(keys)
             handle = handle_of(each.handle.subtask, 2, unified.states, epoch=each.handle.epoch)
             edited.append(Subtask(handle, entries))
         assert values_of(edited, names, directory) == wanted

@@ -21,9 +21,7 @@ from pyspark_ckpt.formats.handle import (
 )
 from pyspark_ckpt.formats.layout import segment_path, snapshot_path
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
-from pyspark_ckpt.operator.durable.base_snapshot import read_base
-from pyspark_ckpt.operator.rescale.databases import Share, can_be_divided, divided, shares_of
-from pyspark_ckpt.operator.rescale.unify import UnifiedStates
+from pyspark_ckpt.operator.durable.stored_files import read_base
 from pyspark_ckpt.operator.rows.keys import key_groups_of
 from pyspark_ckpt.operator.table.stored_keys import (
     OPERATOR_STATE,
@@ -36,6 +34,8 @@ from pyspark_ckpt.operator.table.stored_keys import (
 )
 from pyspark_ckpt.storage.base import chunks_of
 from pyspark_ckpt.storage.local import LocalStorage
+from pyspark_ckpt.stored.division import Share, can_be_divided, divided, shares_of
+from pyspark_ckpt.stored.unify import UnifiedStates
 from state_backends import Changes, open_backend
 from tests.query.harness import flip_bit
 

@@ -9,11 +9,10 @@ New subtasks that keep the same files share them until their databases merge the
 
 from __future__ import annotations
 
-import heapq
 import tempfile
-from bisect import bisect_left
 from collections import Counter
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -22,6 +21,7 @@ import msgspec
 import pyarrow as pa
 
 from pyspark_ckpt.errors import CorruptFileError
+from pyspark_ckpt.formats.canonical_file import ArrowEntries
 from pyspark_ckpt.formats.handle import (
     BaseFile,
     BaseSnapshot,
@@ -33,12 +33,8 @@ from pyspark_ckpt.formats.handle import (
 )
 from pyspark_ckpt.formats.layout import new_snapshot_id, snapshot_path
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
-from pyspark_ckpt.operator.durable.base_snapshot import fetch_files, open_fetched
-from pyspark_ckpt.operator.durable.local_copy import executor_local_root, segment_changes
-from pyspark_ckpt.operator.durable.merged_state import merged_state
-from pyspark_ckpt.operator.rescale.entries import Entry, earliest_timer_ms
-from pyspark_ckpt.operator.rescale.tasks import timeout_before, write_subtask
-from pyspark_ckpt.operator.rescale.unify import UnifiedStates
+from pyspark_ckpt.operator.durable.local_copy import executor_local_root
+from pyspark_ckpt.operator.durable.stored_files import fetch_files, open_fetched, segment_changes
 from pyspark_ckpt.operator.rows.keys import key_groups_of
 from pyspark_ckpt.operator.table.stored_keys import (
     KEY_GROUP_BYTES,
@@ -51,6 +47,17 @@ from pyspark_ckpt.operator.table.writes import EpochWrites
 from pyspark_ckpt.operator.task_failure import marks_errors
 from pyspark_ckpt.storage.base import chunks_of
 from pyspark_ckpt.storage.open import Storage, open_storage
+from pyspark_ckpt.stored.binary_column import BinaryColumn
+from pyspark_ckpt.stored.sorted_runs import SortedRuns, cut_before
+from pyspark_ckpt.stored.state import StoredRange, StoredState
+from pyspark_ckpt.stored.unify import UnifiedStates
+from pyspark_ckpt.stored.writing import (
+    TWICE_STORED,
+    Destination,
+    earliest_timer_ms,
+    timeout_before,
+    write_base,
+)
 from state_backends import (
     BackendCorruptError,
     Changes,
@@ -230,11 +237,12 @@ def divided(
     """
     first = share.first
     groups = key_groups_of(first.subtask, first.parallelism, first.max_parallelism)
-    ranges = [StateRange(merged_state(source, handle, scratch), groups) for handle in share.read]
+    ranges = [StateRange(StoredState(source, handle, scratch), groups) for handle in share.read]
     try:
         if share.kept is None:
-            entries = in_key_order(ranges)
-            return write_subtask(target, first, states, entries, has_same_clock=has_same_clock)
+            destination = Destination(target.url, TWICE_STORED, sets_timeouts=has_same_clock)
+            first = msgspec.structs.replace(first, states=states)
+            return write_base(target, first, in_key_order(ranges, scratch), destination)
         return _store_database(
             first,
             share.kept,
@@ -286,7 +294,7 @@ def _store_database(
             backend.delete_ranges([(start, end) for start, end in others if start < end], version)
             _delete_timers(backend, groups, version, scratch)
             for each in ranges:
-                backend.apply(chain(each.keyed(), each.timers()), version)
+                backend.apply(map(_as_changes, chain(each.keyed(), each.timers())), version)
             earliest_ms = next(map(earliest_timer_ms, _keys(backend, TIME_INDEX)), None)
             names = backend.snapshot_files(snapshot)
     except BackendCorruptError as exc:
@@ -358,69 +366,58 @@ def key_group_of_timer(stored_key: bytes) -> int:
 
 
 class StateRange:
-    """The part of an old subtask's state that belongs to some key groups.
+    """The part of an old subtask's state that belongs to some key groups."""
 
-    `state` yields all entries of the old subtask in key order, without deletes.
-    """
-
-    def __init__(self, state: Generator[Changes, None, None], groups: range) -> None:
-        self._state = state
+    def __init__(self, state: StoredState, groups: range) -> None:
+        self._parts = state.scan()
         self._groups = groups
-        self._start, self._stop = encode_key_group(groups.start), encode_key_group(groups.stop)
-        self._held: Changes | None = None
+        self._range = StoredRange(encode_key_group(groups.start), encode_key_group(groups.stop))
+        self._held: ArrowEntries | None = None
 
-    def keyed(self) -> Iterator[Changes]:
+    def keyed(self) -> Iterator[ArrowEntries]:
         """Yield the entries that begin with one of the key groups; is called first."""
-        for part in self._state:
-            end = bisect_left(part.keys, TIME_INDEX)
-            start = bisect_left(part.keys, self._start, 0, end)
-            stop = bisect_left(part.keys, self._stop, start, end)
-            if start < stop:
-                yield _slice(part, start, stop)
-            if end < len(part):
-                self._held = _slice(part, end, len(part))
+        for part in self._parts:
+            keyed, rest = cut_before(part, TIME_INDEX)
+            found = self._range.of(keyed)
+            if len(found):
+                yield found
+            if len(rest):
+                self._held = rest
                 return
 
-    def timers(self) -> Iterator[Changes]:
+    def timers(self) -> Iterator[ArrowEntries]:
         """Yield the timers of the key groups in the order of time; is called after :meth:`keyed`.
 
         StateOfNoKeyError is raised if there is state that belongs to no key.
         """
         while (part := self._held) is not None:
-            if part.keys[-1] >= OPERATOR_STATE:
+            if part.keys[-1].as_py() >= OPERATOR_STATE:
                 raise StateOfNoKeyError
-            chosen = [
-                place
-                for place, key in enumerate(part.keys)
-                if key_group_of_timer(key) in self._groups
-            ]
-            if chosen:
-                yield Changes(
-                    [part.keys[place] for place in chosen], [part.values[place] for place in chosen]
-                )
-            self._held = next(self._state, None)
+            groups = BinaryColumn.of(part.keys).numbers(KEY_GROUP_BYTES, from_start=_GROUP_START)
+            chosen = (groups >= self._groups.start) & (groups < self._groups.stop)
+            if chosen.any():
+                mask = pa.array(chosen)
+                yield ArrowEntries(part.keys.filter(mask), part.values.filter(mask))
+            self._held = next(self._parts, None)
 
     def close(self) -> None:
         """Release the files that are read."""
-        self._state.close()
+        self._parts.close()
 
 
-def in_key_order(ranges: Sequence[StateRange]) -> Iterator[Entry]:
+def in_key_order(ranges: Sequence[StateRange], scratch: Path) -> Iterator[ArrowEntries]:
     """Yield the entries of ranges whose key groups follow each other, in the order of their keys.
 
     StateOfNoKeyError is raised if there is state that belongs to no key.
     """
     for each in ranges:
-        yield from _entries(each.keyed())
-    yield from heapq.merge(*[_entries(each.timers()) for each in ranges])
+        yield from each.keyed()
+    with closing(SortedRuns(scratch)) as timers:
+        for each in ranges:
+            for part in each.timers():
+                timers.add(part)
+        yield from timers.taken()
 
 
-def _entries(parts: Iterator[Changes]) -> Iterator[Entry]:
-    for part in parts:
-        for key, value in zip(part.keys, part.values, strict=True):
-            assert value is not None  # deletes are merged away
-            yield key, value
-
-
-def _slice(part: Changes, start: int, stop: int) -> Changes:
-    return Changes(part.keys[start:stop], part.values[start:stop])
+def _as_changes(part: ArrowEntries) -> Changes:
+    return Changes(part.keys.to_pylist(), part.values.to_pylist())

@@ -18,6 +18,7 @@ from pyspark_ckpt.migration import Migration
 from pyspark_ckpt.operator.schema.evolution import Verdict, compare
 from pyspark_ckpt.operator.schema.report import ROWS_STATE
 from pyspark_ckpt.operator.schema.verdict import used_migration
+from pyspark_ckpt.operator.state.kinds import StateKind, kind_of
 from pyspark_ckpt.operator.state.migration import StateRewrite, schema_of
 from pyspark_ckpt.operator.table.catalog import is_beginning, same_schema, struct_type
 from pyspark_ckpt.operator.table.stored_keys import MAX_STATES
@@ -185,3 +186,20 @@ def _is_read_by(state: StateDescriptor, target: StateDescriptor) -> bool:
     """Return whether entries keep the place of their schema in the target's history."""
     history = (*state.earlier_schemas, state.value_schema)
     return is_beginning(history, (*target.earlier_schemas, target.value_schema))
+
+
+def newest_of(handles: Iterable[Handle]) -> Handle:
+    """Return the handle whose broadcast state all new subtasks get.
+
+    It is that of the last epoch. Of several, it is the first one that has the broadcast states: an
+    edit gives a subtask that had no epoch none of them.
+    """
+    return min(
+        handles, key=lambda handle: (-handle.epoch, -_broadcast_states(handle), handle.subtask)
+    )
+
+
+def _broadcast_states(handle: Handle) -> int:
+    return sum(
+        state.sweeps is None and kind_of(state) is StateKind.BROADCAST for state in handle.states
+    )

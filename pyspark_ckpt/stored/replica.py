@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from pyspark_ckpt.formats.handle import EMPTY_VERSION, Handle
-from pyspark_ckpt.operator.durable.local_copy import at_version, segment_changes
+from pyspark_ckpt.operator.durable.local_copy import at_version
 from pyspark_ckpt.operator.durable.local_snapshots import LocalSnapshots
+from pyspark_ckpt.operator.durable.stored_files import segment_changes
 from pyspark_ckpt.storage.base import WorkerStorage
 from state_backends import Changes, StateBackend, StateBackendError
 

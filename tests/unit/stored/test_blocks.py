@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pyspark_ckpt.editing.entries import blocks
-from pyspark_ckpt.editing.entries.blocks import InBlocks, entries_by_range, in_order
 from pyspark_ckpt.formats.canonical_file import ArrowEntries
+from pyspark_ckpt.stored import sorted_runs
+from pyspark_ckpt.stored.blocks import InBlocks, entries_by_range, in_order
 
 PARALLELISM, MAX_PARALLELISM = 3, 20
 Entry = tuple[bytes, bytes]
@@ -90,8 +90,8 @@ def test_all_entries_come_in_the_order_of_their_keys(
     entries = [(subtask_of(subtask, key), key, value) for subtask, key, value in entries]
     scratch = tmp_path_factory.mktemp("runs")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(blocks, "_RUN_BYTES", run_bytes)
-        patch.setattr(blocks, "_SPILLED_ENTRIES", 3)
+        patch.setattr(sorted_runs, "RUN_BYTES", run_bytes)
+        patch.setattr(sorted_runs, "_BATCH_ENTRIES", 3)
         found = through_blocks(entries, batches, scratch)
     if entries:
         for subtask, expected in expected_of(entries).items():
@@ -105,8 +105,8 @@ def test_many_entries_of_one_range_are_merged_from_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run_bytes: int
 ) -> None:
     """The entries of one key come from all batches, more than fit into memory."""
-    monkeypatch.setattr(blocks, "_RUN_BYTES", run_bytes)
-    monkeypatch.setattr(blocks, "_SPILLED_ENTRIES", 100)
+    monkeypatch.setattr(sorted_runs, "RUN_BYTES", run_bytes)
+    monkeypatch.setattr(sorted_runs, "_BATCH_ENTRIES", 100)
     keys = [b"\x00\x05\x00" + (n * 7919 % 30_011).to_bytes(4, "big") for n in range(30_000)]
     entries = [(0, key, str(n).encode()) for n, key in enumerate(keys)]
     found = through_blocks(entries, 11, tmp_path)
@@ -117,6 +117,6 @@ def test_many_entries_of_one_range_are_merged_from_runs(
 def test_sliced_arrays_are_read_from_where_they_start() -> None:
     keys = pa.array([b"zz", b"b", b"a\x00", b"a", b"yy"], pa.binary())[1:4]
     values = pa.array([b"", b"1", b"2", b"3", b""], pa.binary())[1:4]
-    found = blocks.sorted_entries([ArrowEntries(keys, values)])
+    found = sorted_runs.sorted_entries([ArrowEntries(keys, values)])
     assert found.keys.to_pylist() == [b"a", b"a\x00", b"b"]
     assert found.values.to_pylist() == [b"3", b"2", b"1"]

@@ -8,7 +8,7 @@ after range, and sorts the entries of one range at a time.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
@@ -25,6 +24,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark_ckpt.formats.canonical_file import ArrowEntries
 from pyspark_ckpt.operator.table.stored_keys import TIME_INDEX
 from pyspark_ckpt.operator.task_failure import marks_errors
+from pyspark_ckpt.stored.sorted_runs import SortedRuns, offsets_and_data
 
 SUBTASK, RANGE = "subtask", "key_range"
 
@@ -54,22 +54,6 @@ _BLOCK_BYTES = 8 << 10
 
 _LENGTH = np.dtype(np.uint32)
 _FIRST_WITHOUT_GROUP = int.from_bytes(TIME_INDEX, "big")
-
-_RUN_BYTES = 64 << 20
-"""So many bytes of one range are sorted in memory; a range with more is spilled in runs."""
-
-_SPILLED_ENTRIES = 10_000
-_WORD_BYTES = 8
-
-_MOST_WORDS = 16
-"""Longer keys are sorted by Arrow, which compares them byte by byte."""
-
-_ALL_BITS = (1 << 64) - 1
-
-_MASKS = np.array(
-    [_ALL_BITS ^ (_ALL_BITS >> (8 * length)) for length in range(_WORD_BYTES + 1)], np.uint64
-)
-"""The mask of the first bytes of a word, by their number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,16 +160,6 @@ def entries_by_range(batches: _Batches) -> Iterator[tuple[int, ArrowEntries]]:
             yield int(ranges[start]), entries
 
 
-def offsets_and_data(column: pa.BinaryArray) -> tuple[_Numbers, pa.Buffer]:
-    """Return where the items of a binary array begin, where the last one ends, and their buffer."""
-    _, offsets, data = column.buffers()
-    if not len(column):
-        return np.zeros(1, np.int32), pa.py_buffer(b"")
-    start = column.offset
-    in_data: _Numbers = np.frombuffer(offsets, np.int32)[start : start + len(column) + 1]
-    return in_data, pa.py_buffer(b"") if data is None else data
-
-
 def _items(blocks: pa.BinaryArray, lengths: pa.BinaryArray) -> pa.BinaryArray:
     """Return the items of neighbouring blocks, whose bytes follow each other."""
     counted, length_data = offsets_and_data(lengths)
@@ -227,104 +201,11 @@ def in_order(parts: Iterator[tuple[int, ArrowEntries]], scratch: Path) -> Iterat
     The ranges in `parts` must come one after the other; the entries of one range may have any
     order. `scratch` takes runs that do not fit into memory.
     """
-    current: int | None = None
-    range_ = _Range(scratch)
-    for number, entries in parts:
-        if number != current:
-            yield from range_.taken()
-            current = number
-        range_.add(entries)
-    yield from range_.taken()
-
-
-class _Range:
-    """Gathers the entries of one range after the other."""
-
-    def __init__(self, scratch: Path) -> None:
-        self._scratch = scratch
-        self._parts: list[ArrowEntries] = []
-        self._size_bytes = 0
-        self._runs: list[Path] = []
-
-    def add(self, entries: ArrowEntries) -> None:
-        self._parts.append(entries)
-        self._size_bytes += entries.keys.nbytes + entries.values.nbytes
-        if self._size_bytes >= _RUN_BYTES:
-            self._spill()
-
-    def taken(self) -> Iterator[ArrowEntries]:
-        """Yield the entries of the range in order, and begin another."""
-        if self._runs:
-            if self._parts:
-                self._spill()
-            runs, self._runs = self._runs, []
-            yield from _merged(runs)
-            for run in runs:
-                run.unlink()
-        elif self._parts:
-            parts, self._parts, self._size_bytes = self._parts, [], 0
-            yield sorted_entries(parts)
-
-    def _spill(self) -> None:
-        path = self._scratch / f"{len(self._runs)}.run"
-        entries = sorted_entries(self._parts)
-        self._parts, self._size_bytes = [], 0
-        table = pa.table({"keys": entries.keys, "values": entries.values})
-        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, table.schema) as to:
-            to.write_table(table, max_chunksize=_SPILLED_ENTRIES)
-        self._runs.append(path)
-
-
-def sorted_entries(parts: list[ArrowEntries]) -> ArrowEntries:
-    """Return entries in the order of their keys; entries of equal keys keep their order."""
-    keys = pa.concat_arrays([part.keys for part in parts])
-    values = pa.concat_arrays([part.values for part in parts])
-    places = pa.array(_order(keys))
-    return ArrowEntries(keys.take(places), values.take(places))
-
-
-def _order(keys: pa.BinaryArray) -> _Numbers:
-    """Return the places of keys in their order.
-
-    Keys are compared as numbers of 8 bytes, padded with zeros. So only the length orders a key and
-    the same key with zeros after it.
-    """
-    offsets, buffer = offsets_and_data(keys)
-    starts, lengths = offsets[:-1].astype(np.int64), np.diff(offsets)
-    longest = int(lengths.max(initial=0))
-    if longest > _MOST_WORDS * _WORD_BYTES:
-        found: _Numbers = pc.sort_indices(keys).to_numpy()
-        return found
-    data = np.frombuffer(buffer, np.uint8)[int(offsets[0]) : int(offsets[-1])]
-    padded = np.concatenate([data, np.zeros(_WORD_BYTES, np.uint8)])
-    at = np.ndarray((len(data) + 1,), ">u8", padded, strides=(1,))
-    starts = starts - starts[0] if len(starts) else starts
-    words = [lengths.astype(np.uint16)]  # numbers of 16 bits are sorted in one pass
-    for place in reversed(range(0, longest, _WORD_BYTES)):
-        rest = np.clip(lengths - place, 0, _WORD_BYTES)
-        word = at[np.where(rest > 0, starts + place, 0)].astype(np.uint64) & _MASKS[rest]
-        if len(word) and word.min() != word.max():
-            words.append(word)
-    order: _Numbers = np.lexsort(words)
-    return order
-
-
-def _merged(runs: list[Path]) -> Iterator[ArrowEntries]:
-    """Yield the entries of sorted runs in order; a batch of each run is in memory."""
-    with ExitStack() as files:
-        readers = [
-            iter(pa.ipc.open_stream(files.enter_context(pa.OSFile(str(run))))) for run in runs
-        ]
-        heads = [next(reader, None) for reader in readers]
-        while any(head is not None for head in heads):
-            lasts = [head.column(0)[-1].as_py() for head in heads if head is not None]
-            limit = pa.scalar(min(lasts), pa.binary())
-            parts = []
-            for number, head in enumerate(heads):
-                if head is None:
-                    continue
-                count = pc.sum(pc.less_equal(head.column(0), limit)).as_py()
-                parts.append(ArrowEntries(head.column(0)[:count], head.column(1)[:count]))
-                rest = head.slice(count)
-                heads[number] = rest if rest.num_rows else next(readers[number], None)
-            yield sorted_entries(parts)
+    with closing(SortedRuns(scratch)) as runs:
+        current: int | None = None
+        for number, entries in parts:
+            if number != current:
+                yield from runs.taken()
+                current = number
+            runs.add(entries)
+        yield from runs.taken()

@@ -7,23 +7,29 @@ import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
-from operator import itemgetter
 from pathlib import Path
-from tempfile import mkdtemp
+from tempfile import TemporaryDirectory, mkdtemp
 
 import msgspec
+import pyarrow as pa
 import pytest
 from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import CorruptFileError, IncompatibleStateError
-from pyspark_ckpt.formats.handle import Handle, StateDescriptor, TtlDescriptor
+from pyspark_ckpt.formats.canonical_file import ArrowEntries
+from pyspark_ckpt.formats.change_file import encode_changes
+from pyspark_ckpt.formats.handle import (
+    BaseFile,
+    BaseSnapshot,
+    Handle,
+    StateDescriptor,
+    TtlDescriptor,
+)
+from pyspark_ckpt.formats.metadata import OperatorMetadata
 from pyspark_ckpt.formats.modes import TimeMode, TtlTime, TtlUpdate, TtlVisibility
 from pyspark_ckpt.migration import Migration
-from pyspark_ckpt.operator.durable.base_snapshot import read_base
-from pyspark_ckpt.operator.rescale.entries import Entry, Redistribution, numbered
-from pyspark_ckpt.operator.rescale.tasks import newest_of, write_subtask
-from pyspark_ckpt.operator.rescale.unify import UnifiedStates
-from pyspark_ckpt.operator.rows.keys import key_groups_of, subtask_of
+from pyspark_ckpt.operator.descriptor import OperatorDescriptor
+from pyspark_ckpt.operator.rows.keys import KeyPlaces, key_groups_of
 from pyspark_ckpt.operator.schema.report import ROWS_STATE
 from pyspark_ckpt.operator.state.handle import ProcessorHandle
 from pyspark_ckpt.operator.state.operator_states import RAW_CHUNK_BYTES, RawState
@@ -37,9 +43,17 @@ from pyspark_ckpt.operator.table.table import StateTable
 from pyspark_ckpt.operator.table.time_to_live import StateTtlConfig
 from pyspark_ckpt.operator.table.writes import DEFAULT_LIMIT_BYTES
 from pyspark_ckpt.operator.time import EpochClock
-from pyspark_ckpt.storage.open import LocalStorage
+from pyspark_ckpt.restore.planned import MovedOperator
+from pyspark_ckpt.restore.rescale import rewrite_of
+from pyspark_ckpt.storage.open import LocalStorage, Storage
+from pyspark_ckpt.stored.movement import Entry, Movement
+from pyspark_ckpt.stored.rewrite import StateRewrite
+from pyspark_ckpt.stored.state import StoredState
+from pyspark_ckpt.stored.unify import UnifiedStates
+from pyspark_ckpt.stored.writing import TWICE_STORED, Destination, write_base
 from pyspark_ckpt.values.codec import key_encoder
 from state_backends import Changes, open_backend
+from tests import rewrites
 from tests.unit.operator.subtask_epochs import BOTH, IN_MEMORY, NUMBER, TEXT, SubtaskEpochs
 
 PARALLELISMS = (1, 2, 3, 4, 5, 7, 16, 128)
@@ -54,8 +68,7 @@ State = dict[bytes, bytes]
 
 
 def key_group_of(key: bytes, max_parallelism: int) -> int:
-    """Compute a key group in place of Spark's hash."""
-    return zlib.crc32(key) % max_parallelism
+    return KeyPlaces(TEXT, max_parallelism).group_of_stored(key)
 
 
 class Subtask:
@@ -117,25 +130,50 @@ def filled(parallelism: int, directory: Path, maximum: int = MAX) -> list[Subtas
     return [subtask for subtask in made if subtask is not None]
 
 
-def place(
-    subtasks: Sequence[Subtask], merged: UnifiedStates, parallelism: int, maximum: int = MAX
-) -> dict[int, list[Entry]]:
-    """Do what the Spark job does: move to the new subtasks and sort."""
-    placed: dict[int, list[Entry]] = {number: [] for number in range(parallelism)}
-    for subtask in subtasks:
-        gives = subtask.handle == newest_of(each.handle for each in subtasks)
-        redistribution = Redistribution(
-            subtask.handle, merged, parallelism, maximum, gives_broadcast=gives
-        )
-        for moved in redistribution.moved(sorted(subtask.entries.items())):
-            if moved.subtask is not None:
-                placed[moved.subtask].append((moved.head + moved.tail, moved.value))
-                continue
-            assert moved.key is not None
-            group = key_group_of(moved.key, maximum)
-            stored_key = moved.head + encode_key_group(group) + moved.tail
-            placed[subtask_of(group, parallelism, maximum)].append((stored_key, moved.value))
-    return {number: sorted(entries, key=itemgetter(0)) for number, entries in placed.items()}
+def stored(subtask: Subtask, storage: Storage) -> Handle:
+    """Return the handle of a subtask whose entries are in a base snapshot."""
+    keys = sorted(subtask.entries)
+    part = Changes(keys, [subtask.entries[key] for key in keys])
+    file = storage.write(f"old-{subtask.handle.subtask}", encode_changes([part]))
+    base = BaseSnapshot("1", 1, len(keys), (BaseFile("state.chg", file),))
+    return msgspec.structs.replace(subtask.handle, base=base)
+
+
+def moving(
+    subtasks: Sequence[Subtask],
+    parallelism: int,
+    storage: Storage,
+    maximum: int = MAX,
+    wanted: Sequence[StateDescriptor] = (),
+    migrations: dict[str, Migration] | None = None,
+    time_mode: TimeMode = TimeMode.PROCESSING_TIME,
+) -> StateRewrite:
+    """Return the job of a restore that moves the state of some subtasks."""
+    handles = tuple(stored(each, storage) for each in subtasks)
+    descriptor = OperatorDescriptor(
+        uid="u", parallelism=parallelism, max_parallelism=maximum, key_schema=TEXT.json(),
+        time_mode=time_mode,
+    )  # fmt: skip
+    metadata = OperatorMetadata(
+        operator_id=0, uid="u", parallelism=handles[0].parallelism,
+        max_parallelism=handles[0].max_parallelism, key_schema=TEXT.json(), backend="heap",
+        handles=handles, time_mode=handles[0].time_mode,
+    )  # fmt: skip
+    states = UnifiedStates("u", handles, wanted, migrations)
+    operator = MovedOperator(
+        uid="u", operator_id=0, wanted=descriptor, stored=metadata, states=states
+    )
+    return rewrite_of(operator, storage.url, storage.child("new").url, "q", 1)
+
+
+def read(handle: Handle, storage: Storage) -> Subtask:
+    parts = StoredState(storage.child("new"), handle).scan()
+    pairs = ((part.keys.to_pylist(), part.values.to_pylist()) for part in parts)
+    entries = [entry for pair in pairs for entry in zip(*pair, strict=True)]
+    assert [key for key, _ in entries] == sorted({key for key, _ in entries})
+    assert handle.base is not None
+    assert handle.base.entries == len(entries)
+    return Subtask(handle, dict(entries))
 
 
 def move(
@@ -146,16 +184,10 @@ def move(
     migrations: dict[str, Migration] | None = None,
 ) -> list[Subtask]:
     """Return the new subtasks that get entries."""
-    merged = UnifiedStates("u", [each.handle for each in subtasks], wanted, migrations)
-    made = []
-    for number, entries in place(subtasks, merged, parallelism, maximum).items():
-        result = list(numbered(entries, merged.states))
-        assert [key for key, _ in result] == sorted({key for key, _ in result})
-        if result:
-            made.append(
-                Subtask(handle_of(number, parallelism, merged.states, maximum), dict(result))
-            )
-    return made
+    with TemporaryDirectory(dir=IN_MEMORY) as name:
+        storage = LocalStorage(Path(name))
+        rewrite = moving(subtasks, parallelism, storage, maximum, wanted, migrations)
+        return [read(handle, storage) for handle in rewrites.run(rewrite)]
 
 
 def keyed(subtasks: Iterable[Subtask]) -> Counter[Entry]:
@@ -262,59 +294,51 @@ def test_more_subtasks_than_keys(directory: Path) -> None:
 
 def test_the_written_subtask_is_what_its_handle_says(directory: Path, tmp_path: Path) -> None:
     """Base snapshot, number of entries, first timer, nothing left of sweeps and segments."""
-    storage = LocalStorage(tmp_path / "checkpoints")
+    storage = LocalStorage(tmp_path)
     subtasks = filled(2, directory)
-    (moved,) = move(subtasks, 1)
-    merged = UnifiedStates("u", [each.handle for each in subtasks])
-    entries = place(subtasks, merged, 1)[0]
-    first = msgspec.structs.replace(moved.handle, states=(), epoch=0)
-    handle = write_subtask(storage, first, merged.states, entries, has_same_clock=True)
+    (handle,) = rewrites.run(moving(subtasks, 1, storage))
+    entries = read(handle, storage).entries
     assert handle.base is not None
     assert handle.version == handle.base.version
-    stored = [
-        entry
-        for changes in read_base(storage, handle.base)
-        for entry in zip(changes.keys, changes.values, strict=True)
-    ]
-    assert stored == sorted(moved.entries.items())
-    assert handle.base.entries == len(stored)
     earliest = min([NOW_MS, *(zlib.crc32(encode(key)) for key in KEYS)])
     assert handle.timeout_ms == earliest - 1
-    assert (handle.segments, handle.sweep_from, handle.epoch) == ((), b"", 0)
-    other = write_subtask(storage, first, merged.states, entries, has_same_clock=False)
-    assert other.timeout_ms is None
+    assert (handle.segments, handle.sweep_from, handle.epoch) == ((), b"", 1)
+    assert keyed([Subtask(handle, entries)]) == keyed(subtasks)
+    other = LocalStorage(tmp_path / "other")
+    other_clock = moving(subtasks, 1, other, time_mode=TimeMode.EVENT_TIME)
+    assert [each.timeout_ms for each in rewrites.run(other_clock)] == [None]
+
+
+def written(target: Path, *entries: Entry, states: tuple[StateDescriptor, ...] = ()) -> Handle:
+    keys, values = zip(*entries, strict=True)
+    part = ArrowEntries(pa.array(keys, pa.binary()), pa.array(values, pa.binary()))
+    storage = LocalStorage(target)
+    return write_base(
+        storage, handle_of(0, 1, states), [part], Destination(storage.url, TWICE_STORED)
+    )
 
 
 def test_the_timeout_of_the_first_possible_timer(tmp_path: Path) -> None:
     """A handle has no number below those of 64 bits."""
     for timer_ms, timeout_ms in ((5, 4), (FIRST_MS, FIRST_MS)):
         timer = TIME_INDEX + encode_time(timer_ms) + encode_key_group(0) + encode(("k",))
-        made = write_subtask(
-            LocalStorage(tmp_path / str(timer_ms)),
-            handle_of(0, 1, ()),
-            (),
-            [(timer, b"")],
-            has_same_clock=True,
-        )
-        assert made.timeout_ms == timeout_ms
+        assert written(tmp_path / str(timer_ms), (timer, b"")).timeout_ms == timeout_ms
 
 
 def test_two_entries_of_one_key_are_refused(tmp_path: Path) -> None:
-    entries = [(bytes(3) + b"\x01", b"\x90"), (bytes(3) + b"\x01", b"\x90")]
+    entry = bytes(3) + encode(("k",)), b"\x90"
     states = (StateDescriptor("n", "value", NUMBER.json()),)
-    with pytest.raises(IncompatibleStateError, match="migration"):
-        write_subtask(
-            LocalStorage(tmp_path), handle_of(0, 1, ()), states, entries, has_same_clock=True
-        )
+    with pytest.raises(IncompatibleStateError, match=r"'n'.*key \['k'\].*migration"):
+        written(tmp_path, entry, entry, states=states)
 
 
-def test_a_key_of_no_known_kind_is_refused() -> None:
+@pytest.mark.parametrize("key", [b"\x90\x00x", b"\x80\x00x", b"\x80\x01" + bytes(20), b"\x00"])
+def test_a_key_of_no_known_kind_is_refused(key: bytes) -> None:
     handle = handle_of(0, 1, ())
-    redistribution = Redistribution(
-        handle, UnifiedStates("u", [handle]), 1, MAX, gives_broadcast=True
-    )
+    part = ArrowEntries(pa.array([key], pa.binary()), pa.array([b""], pa.binary()))
+    movement = Movement(UnifiedStates("u", [handle]), 1, MAX, broadcast_giver=0)
     with pytest.raises(CorruptFileError, match="no known kind"):
-        list(redistribution.moved([(b"\x90\x00x", b"")]))
+        list(movement.batches(handle, [part]))
 
 
 def test_raw_state_of_many_chunks_stays_in_order() -> None:

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
-from pathlib import Path
 from typing import TypeVar
 
 import msgspec
@@ -27,8 +25,9 @@ from pyspark_ckpt.formats.handle import (
 )
 from pyspark_ckpt.formats.layout import canonical_path
 from pyspark_ckpt.operator.durable.local_copy import executor_local_root
-from pyspark_ckpt.operator.durable.merged_state import merged_state
 from pyspark_ckpt.storage.open import Storage, open_storage
+from pyspark_ckpt.stored.state import StoredState
+from pyspark_ckpt.stored.writing import CANONICAL_NAME
 
 _Made = TypeVar("_Made")
 _NICENESS = 10
@@ -50,9 +49,6 @@ def at_low_priority(work: Callable[[], _Made]) -> _Made:
 def _lower_priority() -> None:
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
-
-
-CANONICAL_NAME = "state.parquet"
 
 
 class SubtaskCopy(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,12 +90,10 @@ def _copy_files(handle: Handle, source: Storage, target: Storage) -> None:
 def _merge(handle: Handle, source: Storage, target: Storage, token: str) -> Handle:
     """Write all state of a handle as one canonical file, sorted."""
     count = EntryCount()
-    root = executor_local_root(handle.subtask)
-    with tempfile.TemporaryDirectory(prefix="pyspark_ckpt-savepoint-", dir=root) as scratch:
-        state = count.through(merged_state(source, handle, Path(scratch)))
-        path = canonical_path(handle.subtask, handle.epoch, token)
-        with closing(encode_canonical(handle, state)) as content:
-            file = target.write(path, content)
+    stored = StoredState(source, handle, executor_local_root(handle.subtask))
+    path = canonical_path(handle.subtask, handle.epoch, token)
+    with closing(encode_canonical(handle, count.through(stored.scan()))) as content:
+        file = target.write(path, content)
     base = BaseSnapshot(
         version=handle.version,
         epoch=handle.epoch,

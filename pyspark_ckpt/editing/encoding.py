@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from pyspark.sql import types as T
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from pyspark_ckpt.editing.typed_frames import BEYOND, written_beyond_ms
 from pyspark_ckpt.errors import StateValueError
@@ -20,6 +19,7 @@ from pyspark_ckpt.operator.table.catalog import struct_type
 from pyspark_ckpt.operator.table.stored_keys import OPERATOR_STATE, TIME_INDEX, TIMERS_ID
 from pyspark_ckpt.operator.table.time_to_live import NEVER_EXPIRES_MS, stamp_mark, stamp_of
 from pyspark_ckpt.operator.task_failure import marks_errors
+from pyspark_ckpt.stored.movement import ARROW_ENTRIES
 from pyspark_ckpt.values.encoded import (
     Form,
     big_endian,
@@ -30,16 +30,6 @@ from pyspark_ckpt.values.encoded import (
 )
 from pyspark_ckpt.values.state_columns import null_where_none_may_be
 
-SUBTASK, STORED_KEY, VALUE = "subtask", "stored_key", "value"
-ENTRIES_SCHEMA = T.StructType(
-    [
-        T.StructField(SUBTASK, T.IntegerType()),
-        T.StructField(STORED_KEY, T.BinaryType()),
-        T.StructField(VALUE, T.BinaryType()),
-    ]
-)
-POSITION_BYTES = 8
-_ARROW_ENTRIES = to_arrow_schema(ENTRIES_SCHEMA)
 _TIME_OFFSET = np.uint64(1 << 63)
 _VERSION_MARK = 0xCC
 _Numbers = np.ndarray[Any, Any]
@@ -234,7 +224,7 @@ class EncodeKeys:
 
 def _batch(subtasks: _Numbers, keys: pa.Array, values: pa.Array) -> pa.RecordBatch:
     columns = [pa.array(subtasks, pa.int32()), keys, values]
-    return pa.RecordBatch.from_arrays(columns, schema=_ARROW_ENTRIES)
+    return pa.RecordBatch.from_arrays(columns, schema=ARROW_ENTRIES)
 
 
 def _subtasks(column: pa.Array, parallelism: int) -> _Numbers:

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from pyspark_ckpt.operator.durable.savepoint_copy import at_low_priority
+from pyspark_ckpt.stored.savepoint_copy import at_low_priority
 
 
 def niceness() -> int:

@@ -1,1 +1,0 @@
-"""Entries of an edit, on executors: encoded from rows, moved in blocks, sorted, written."""

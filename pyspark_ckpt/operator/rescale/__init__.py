@@ -1,1 +1,0 @@
-"""State that moves to other subtasks."""
