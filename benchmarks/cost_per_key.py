@@ -35,7 +35,8 @@ _MOST_RATIO = 1.5
 _HOW = (
     "A long and a text of 40 characters per key, 2 subtasks, canonical savepoints. All keys came "
     "in one epoch before the first savepoint. A fork lasts from `start()` to the commit of its "
-    "first epoch, which has one row. After each step the keys and the sum of their numbers were compared."
+    "first epoch, which has one row. After each step the keys and the sum of their numbers were "
+    "compared."
 )
 
 
