@@ -28,12 +28,11 @@ test-all: $(CLASSES) ## Run them with all variants, programs, notebooks and serv
 	$(BIN)/python -m pytest --numprocesses 3 --dist worksteal -m "not soak and not reach" $(ARGS)
 
 PACKED := SPARK_CONF_DIR=$(abspath tests/hand_over/packed_conf) $(BIN)/python -m pytest --numprocesses 3 --dist worksteal
-# Without the crash loops, which have no Spark, so nothing is handed over.
-hand-over: $(CLASSES) ## Run the suites with rows handed over as bytes: types, memory, kills, parity; two hours and more
-	$(PACKED) -m "not soak and not reach and not wide" tests/query tests/faults --ignore tests/query/rows $(ARGS)
-	$(PACKED) -m "not reach" -o faulthandler_timeout=5400 tests/parity tests/query/rows tests/query/state/test_memory.py \
-		tests/recovery tests/cluster/test_speculation.py tests/cluster/test_executor_loss.py \
-		--ignore tests/recovery/test_crash_loop.py $(ARGS)
+# What a row is from its place in a query to the subtask and back; behind that the engine is the same.
+hand-over: $(CLASSES) ## Run the suites with rows handed over as bytes: types, modes, memory, kills, parity; 15 minutes
+	$(PACKED) -m "not soak and not reach" tests/hand_over tests/query/rows tests/parity \
+		tests/query/state/test_memory.py tests/query/state/test_quarantine.py tests/query/state/test_capture.py \
+		tests/recovery/test_driver_kill.py tests/cluster/test_executor_loss.py tests/cluster/test_speculation.py $(ARGS)
 
 # Each module in a process: what the sessions of one set is still there for those of the next.
 MODULES ?= tests/conformance/test_*.py tests/conformance/connect/test_*.py
@@ -55,7 +54,7 @@ notebooks: $(VENV)/.dev java ## Run the notebooks and store their outputs in the
 # Each module in a process, of which two run at a time: what large states leave in memory and on the
 # disk in memory goes with it, and so does a JVM that the system ended.
 TESTS ?= tests
-SOAK := $(BIN)/python -m pytest -m soak -o faulthandler_timeout=5400
+SOAK := $(BIN)/python -m pytest -m soak -o faulthandler_timeout=7500
 soak: $(CLASSES) ## Run the long tests, twenty kills and more, two modules at a time; three hours; TESTS=tests
 	tests=$$($(SOAK) --collect-only --quiet $(TESTS)) && \
 		echo "$$tests" | sed -n 's/^\([^ ]*\.py\)::.*/\1/p' | sort -u | xargs -n 1 -P 2 \

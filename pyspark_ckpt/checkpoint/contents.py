@@ -32,7 +32,6 @@ from pyspark_ckpt.formats.metadata import (
 from pyspark_ckpt.formats.modes import CheckpointKind
 from pyspark_ckpt.formats.origin import read_origin
 from pyspark_ckpt.log_fields import library_logger
-from pyspark_ckpt.operator.descriptor import schema_fingerprint
 from pyspark_ckpt.operator.run.lost_attributes import warning
 from pyspark_ckpt.spark.jobs import SparkJobs
 from pyspark_ckpt.spark.log import SourceLogFile, Sources
@@ -152,19 +151,7 @@ def _operators(
     query: QueryFiles, handles_of: Callable[[int], tuple[Handle, ...]]
 ) -> tuple[OperatorMetadata, ...]:
     return tuple(
-        OperatorMetadata(
-            operator_id=operator_id,
-            uid=operator.uid,
-            parallelism=operator.parallelism,
-            max_parallelism=operator.max_parallelism,
-            key_schema=operator.key_schema,
-            backend=query.backend_type,
-            time_mode=operator.time_mode,
-            handles=handles_of(operator_id),
-            processor=operator.processor,
-            code_sha256=operator.code_sha256,
-            schema_sha256=schema_fingerprint(operator.key_schema, operator.states),
-        )
+        operator.stored(operator_id, query.backend_type, handles_of(operator_id))
         for operator_id, operator in query.operators.ours.items()
     )
 

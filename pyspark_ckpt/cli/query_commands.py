@@ -138,13 +138,7 @@ def release(arguments: Namespace) -> Result:
         path = snapshot.path
     operators = RestoreSource(path).metadata.operators
     (stored,) = (operator for operator in operators if operator.uid == uid)
-    descriptor = OperatorDescriptor(
-        uid=uid,
-        parallelism=stored.parallelism,
-        max_parallelism=stored.max_parallelism,
-        key_schema=stored.key_schema,
-        on_error=OnError.QUARANTINE,
-    )
+    descriptor = msgspec.structs.replace(OperatorDescriptor.of(stored), on_error=OnError.QUARANTINE)
     request_id = request_release(storage, [descriptor], uid, keys)
     fields = requested(request_id, uid, keys)
     if note is not None:

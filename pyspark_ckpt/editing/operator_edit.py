@@ -35,7 +35,7 @@ from pyspark_ckpt.errors import PlanError
 from pyspark_ckpt.formats.handle import Handle, StateDescriptor
 from pyspark_ckpt.formats.metadata import OperatorMetadata
 from pyspark_ckpt.formats.modes import TimeMode
-from pyspark_ckpt.operator.descriptor import OperatorDescriptor, schema_fingerprint
+from pyspark_ckpt.operator.descriptor import OperatorDescriptor
 from pyspark_ckpt.operator.quarantine.quarantined_keys import KEYS_STATE
 from pyspark_ckpt.operator.rows.key_columns import check_key
 from pyspark_ckpt.operator.state.kinds import Movement, kind_of
@@ -201,21 +201,10 @@ class OperatorEdit:
 
     def metadata(self, operator_id: int, handles: tuple[Handle, ...]) -> OperatorMetadata:
         """Return the operator as the savepoint describes it."""
-        operator, stored = self.operator, self.stored
-        states = [state for state in self.states if state.kind != FREE]
-        return OperatorMetadata(
-            operator_id=operator_id,
-            uid=operator.uid,
-            parallelism=operator.parallelism,
-            max_parallelism=operator.max_parallelism,
-            key_schema=operator.key_schema,
-            backend=DEFAULT_BACKEND if stored is None else stored.backend,
-            time_mode=operator.time_mode,
-            handles=handles,
-            processor=operator.processor,
-            code_sha256=operator.code_sha256,
-            schema_sha256=schema_fingerprint(operator.key_schema, states),
-        )
+        states = tuple(state for state in self.states if state.kind != FREE)
+        backend = DEFAULT_BACKEND if self.stored is None else self.stored.backend
+        operator = msgspec.structs.replace(self.operator, states=states)
+        return operator.stored(operator_id, backend, handles)
 
     def rekey(self, spark: SparkSession, function: RowsFunction, key_schema: T.StructType) -> None:
         """Give all that belongs to keys the keys that a function makes of theirs."""

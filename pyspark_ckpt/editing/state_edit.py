@@ -812,19 +812,9 @@ def first_contents(
 def stored_operator(source: RestoreSource, stored: OperatorMetadata) -> OperatorEdit:
     """Return the edit of a stored operator, without changes at first."""
     unified = UnifiedStates(stored.uid, stored.handles)
-    descriptor = OperatorDescriptor(
-        uid=stored.uid,
-        parallelism=stored.parallelism,
-        max_parallelism=stored.max_parallelism,
-        key_schema=stored.key_schema,
-        time_mode=stored.time_mode,
-        states=unified.states,
-        processor=stored.processor,
-        code_sha256=stored.code_sha256,
-    )
     return OperatorEdit(
         where=f"{source.path}, operator {stored.uid!r}",
-        operator=descriptor,
+        operator=OperatorDescriptor.of(stored, unified.states),
         states=list(unified.states),
         stored=stored,
         unified=unified,

@@ -20,7 +20,6 @@ from pyspark_ckpt.checkpoint.query_files import QueryFiles
 from pyspark_ckpt.errors import CheckpointAbortedError, CorruptFileError, StateUseError
 from pyspark_ckpt.formats.canonical_file import ArrowEntries
 from pyspark_ckpt.formats.handle import Handle, StateDescriptor
-from pyspark_ckpt.formats.metadata import OperatorMetadata
 from pyspark_ckpt.formats.modes import TtlTime
 from pyspark_ckpt.live.key_values import KeyValues
 from pyspark_ckpt.live.newest_handles import CommittedEpoch, CommittedEpochs, NewestHandles
@@ -361,16 +360,8 @@ class LiveOperator:
 
     def stored(self, handles: list[Handle]) -> StoredOperator:
         """Return the operator as a snapshot of these handles would have it."""
-        metadata = OperatorMetadata(
-            operator_id=self._operator_id,
-            uid=self.descriptor.uid,
-            parallelism=self.descriptor.parallelism,
-            max_parallelism=self.descriptor.max_parallelism,
-            key_schema=self.descriptor.key_schema,
-            backend=self._files.backend_type,
-            handles=tuple(handles),
-            time_mode=self.descriptor.time_mode,
-        )
+        backend = self._files.backend_type
+        metadata = self.descriptor.stored(self._operator_id, backend, tuple(handles))
         return StoredOperator(metadata, self.what)
 
     def reader(self, committed: CommittedEpoch) -> SnapshotReader:

@@ -18,6 +18,7 @@ import msgspec
 from pyspark_ckpt.errors import PlanError
 from pyspark_ckpt.formats.handle import Handle, StateDescriptor
 from pyspark_ckpt.formats.location_files import RolledBack
+from pyspark_ckpt.formats.metadata import OperatorMetadata
 from pyspark_ckpt.formats.modes import TimeMode
 from pyspark_ckpt.migration import Migration
 from pyspark_ckpt.settings import HandOver, Materialization
@@ -110,6 +111,40 @@ class OperatorDescriptor(msgspec.Struct, frozen=True, kw_only=True):
     on_error: OnError = OnError.FAIL
     hand_over: HandOver = HandOver.ARROW
     why_hand_over: str = ""
+
+    @classmethod
+    def of(
+        cls, stored: OperatorMetadata, states: tuple[StateDescriptor, ...] = ()
+    ) -> OperatorDescriptor:
+        """Return a stored operator as the query had it that stored it, with some states."""
+        return cls(
+            uid=stored.uid,
+            parallelism=stored.parallelism,
+            max_parallelism=stored.max_parallelism,
+            key_schema=stored.key_schema,
+            time_mode=stored.time_mode,
+            states=states,
+            processor=stored.processor,
+            code_sha256=stored.code_sha256,
+        )
+
+    def stored(
+        self, operator_id: int, backend: str, handles: tuple[Handle, ...]
+    ) -> OperatorMetadata:
+        """Return the operator as metadata has it, with the handles of its subtasks."""
+        return OperatorMetadata(
+            operator_id=operator_id,
+            uid=self.uid,
+            parallelism=self.parallelism,
+            max_parallelism=self.max_parallelism,
+            key_schema=self.key_schema,
+            backend=backend,
+            handles=handles,
+            time_mode=self.time_mode,
+            processor=self.processor,
+            code_sha256=self.code_sha256,
+            schema_sha256=schema_fingerprint(self.key_schema, self.states),
+        )
 
     def first_handle(self, query_id: str, subtask: int, epoch: int) -> Handle:
         """Return the handle of a subtask that has no state yet."""

@@ -38,10 +38,8 @@ from pyspark_ckpt.formats.location_files import (
     void_after_rollback,
     write_place,
 )
-from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.history.run_log import SILENCE_MS, OpenRuns, RecordedRuns, run_record_kind
 from pyspark_ckpt.log_fields import library_logger
-from pyspark_ckpt.operator.descriptor import OperatorDescriptor
 from pyspark_ckpt.operator.quarantine.quarantined_keys import KEYS_STATE
 from pyspark_ckpt.operator.quarantine.releases import BEFORE_ALL, ReleaseFiles
 from pyspark_ckpt.restarting.turn import end_former_runs, turn_of
@@ -64,7 +62,7 @@ from pyspark_ckpt.sessions.kind import is_connect
 from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.spark.own_session import own_session
 from pyspark_ckpt.spark.paths import qualified_path
-from pyspark_ckpt.spark.plan import SparkOperator, StatefulOperators, is_active
+from pyspark_ckpt.spark.plan import StatefulOperators, is_active
 from pyspark_ckpt.spark.session import session_in_use
 from pyspark_ckpt.spark.source_files import files_read
 from pyspark_ckpt.storage.open import Storage, open_storage
@@ -395,7 +393,7 @@ def _stage(
     checkpoints = place.checkpoints(source.metadata.query_id)
     # Spark's operators are not checked: they are the checkpoint's own, whatever store they use.
     request = RestoreRequest(source.path, given_names=source.metadata.source_names)
-    plan = plan_of(source, _operators(source.metadata), request)
+    plan = plan_of(source, StatefulOperators.of_metadata(source.metadata), request)
     new_id = write_query_id(staged)
     carry_used_paths(location, staged)
     new_checkpoints = staged.child(CHECKPOINTS_DIRECTORY) if root is None else root.child(new_id)
@@ -414,22 +412,6 @@ def _stage(
     if root is None:  # else the query's own directory stays where it is
         carry_terms(checkpoints, new_checkpoints)
     logger.info("staged %s in %s", source.path, staged.url)
-
-
-def _operators(metadata: CheckpointMetadata) -> StatefulOperators:
-    """Return a checkpoint's operators in the order of their ids."""
-    by_id: dict[int, OperatorDescriptor | SparkOperator] = {
-        operator.operator_id: OperatorDescriptor(
-            uid=operator.uid,
-            parallelism=operator.parallelism,
-            max_parallelism=operator.max_parallelism,
-            key_schema=operator.key_schema,
-            time_mode=operator.time_mode,
-        )
-        for operator in metadata.operators
-    }
-    by_id.update({each.operator_id: SparkOperator(each.name) for each in metadata.spark_operators})
-    return StatefulOperators.of(operator for _, operator in sorted(by_id.items()))
 
 
 def _id_of(kept: Storage, root: Storage | None) -> str:

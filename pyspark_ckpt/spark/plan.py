@@ -6,7 +6,7 @@ Driver only.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,8 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 
 from pyspark_ckpt.errors import NotBuiltYetError, PlanError
+from pyspark_ckpt.formats.handle import StateDescriptor
+from pyspark_ckpt.formats.metadata import CheckpointMetadata, OperatorMetadata
 from pyspark_ckpt.formats.modes import TimeMode
 from pyspark_ckpt.operator.descriptor import DEFAULT_UID, OperatorDescriptor, decode_descriptor
 from pyspark_ckpt.operator.plan.operator import DESCRIPTOR_METADATA
@@ -342,6 +344,20 @@ class StatefulOperators:
     ) -> StatefulOperators:
         """Return the operators of a query from an iterable in the order of their ids."""
         return cls(tuple(operators), follows_aggregation)
+
+    @classmethod
+    def of_metadata(
+        cls,
+        metadata: CheckpointMetadata,
+        states_of: Callable[[OperatorMetadata], tuple[StateDescriptor, ...]] = lambda _: (),
+    ) -> StatefulOperators:
+        """Return the operators that a checkpoint has, in the order of their ids."""
+        by_id: dict[int, OperatorDescriptor | SparkOperator] = {
+            each.operator_id: OperatorDescriptor.of(each, states_of(each))
+            for each in metadata.operators
+        }
+        by_id |= {each.operator_id: SparkOperator(each.name) for each in metadata.spark_operators}
+        return cls.of(operator for _, operator in sorted(by_id.items()))
 
     @property
     def ours(self) -> dict[int, OperatorDescriptor]:

@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pyspark_ckpt.formats.metadata import CheckpointMetadata
-from pyspark_ckpt.operator.descriptor import OperatorDescriptor
+from pyspark_ckpt.formats.handle import StateDescriptor
+from pyspark_ckpt.formats.metadata import CheckpointMetadata, OperatorMetadata
 from pyspark_ckpt.restore.plan import RestorePlan, RestoreRequest, plan_of
 from pyspark_ckpt.restore.planned import PlannedState, StateOutcome
 from pyspark_ckpt.restore.source import RestoreSource
-from pyspark_ckpt.spark.plan import SparkOperator, StatefulOperators
+from pyspark_ckpt.spark.plan import StatefulOperators
 from pyspark_ckpt.stored.unify import UnifiedStates
 
 _LOST = (StateOutcome.REFUSED.value, StateOutcome.DROPPED.value)
@@ -70,24 +70,12 @@ def plan_against(
         source_ids=wanted.source_ids or None,
         given_names=wanted.source_names or (),
     )
-    return plan_of(RestoreSource(path, check_files=has_data), _operators(wanted), request)
+    return plan_of(
+        RestoreSource(path, check_files=has_data),
+        StatefulOperators.of_metadata(wanted, _states_of),
+        request,
+    )
 
 
-def _operators(metadata: CheckpointMetadata) -> StatefulOperators:
-    by_id: dict[int, OperatorDescriptor | SparkOperator] = {
-        operator.operator_id: OperatorDescriptor(
-            uid=operator.uid,
-            parallelism=operator.parallelism,
-            max_parallelism=operator.max_parallelism,
-            key_schema=operator.key_schema,
-            time_mode=operator.time_mode,
-            states=tuple(
-                state
-                for state in UnifiedStates(operator.uid, operator.handles).states
-                if state.sweeps is None
-            ),
-        )
-        for operator in metadata.operators
-    }
-    by_id.update({each.operator_id: SparkOperator(each.name) for each in metadata.spark_operators})
-    return StatefulOperators.of(each for _, each in sorted(by_id.items()))
+def _states_of(operator: OperatorMetadata) -> tuple[StateDescriptor, ...]:
+    return UnifiedStates(operator.uid, operator.handles).states
