@@ -22,12 +22,8 @@ from pyspark_ckpt.formats.layout import (
 )
 from pyspark_ckpt.formats.location_files import read_rolled_back
 from pyspark_ckpt.log_fields import library_logger
-from pyspark_ckpt.restore.planned import (
-    PlannedPart,
-    StateOutcome,
-    planned_state,
-    refused_part,
-)
+from pyspark_ckpt.operator.schema.verdict import StateOutcome
+from pyspark_ckpt.restore.planned import PlannedPart, planned_state, refused_part
 from pyspark_ckpt.restore.source import RestoreSource
 from pyspark_ckpt.spark.log import Sources, SparkLog
 from pyspark_ckpt.spark.source_files import (

@@ -20,7 +20,8 @@ import msgspec
 
 from pyspark_ckpt.errors import CheckpointAbortedError, CkptError, CorruptFileError, RestoreError
 from pyspark_ckpt.formats.metadata import SourceLog
-from pyspark_ckpt.restore.planned import PlannedSources, StateOutcome, planned_state, refused_part
+from pyspark_ckpt.operator.schema.verdict import StateOutcome
+from pyspark_ckpt.restore.planned import PlannedSources, planned_state, refused_part
 from pyspark_ckpt.restore.source import RestoreSource
 from pyspark_ckpt.spark.log import NO_OFFSET, SOURCE_EVOLUTION, Sources, entries_up_to
 

@@ -16,7 +16,7 @@ from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.migration import Migration
 from pyspark_ckpt.operator.descriptor import MigrationDescriptor, OperatorDescriptor
 from pyspark_ckpt.operator.schema.report import EvolutionReport, OperatorSchema, compare_operator
-from pyspark_ckpt.operator.schema.verdict import Outcome, StateSchema
+from pyspark_ckpt.operator.schema.verdict import StateOutcome, StateSchema
 from pyspark_ckpt.operator.table.catalog import KEY_SCHEMA, fixed_parts, schema_text, struct_type
 from pyspark_ckpt.restore.planned import (
     UNCHANGED,
@@ -29,7 +29,6 @@ from pyspark_ckpt.restore.planned import (
     PlannedPart,
     PlannedState,
     RefusedOperator,
-    StateOutcome,
     planned_state,
 )
 from pyspark_ckpt.spark.damage import Damage, unread_file
@@ -40,15 +39,6 @@ from pyspark_ckpt.spark.state_files import OUR_NAME, SCHEMA, STATE, operator_nam
 from pyspark_ckpt.spark.state_reader import encoded_handle
 from pyspark_ckpt.storage.base import CoordinatorStorage
 from pyspark_ckpt.stored.unify import UnifiedStates
-
-_OUTCOMES = {
-    Outcome.RESTORED: StateOutcome.RESTORED,
-    Outcome.EVOLVED: StateOutcome.MIGRATED,
-    Outcome.MIGRATED: StateOutcome.MIGRATED,
-    Outcome.NEW: StateOutcome.NEW,
-    Outcome.KEPT: StateOutcome.KEPT,
-    Outcome.REFUSED: StateOutcome.REFUSED,
-}
 
 _Rule = Callable[[OperatorMetadata, OperatorDescriptor], str | None]
 logger = library_logger(__name__)
@@ -217,7 +207,7 @@ def _find_changes_of_states(
         return None
     for verdict in report.verdicts:
         why = verdict.why or UNCHANGED
-        found.add(verdict.state, _OUTCOMES[verdict.verdict], why, verdict.removed_fields)
+        found.add(verdict.state, verdict.verdict, why, verdict.removed_fields)
     if report.refused:
         found.errors.append(_incompatible(where, report))
     elif _has_to_move(stored, wanted, migrations):
@@ -303,7 +293,7 @@ def check_states(operator: OperatorDescriptor, handles: Iterable[Handle]) -> Evo
     """
     report = compare_states(operator, handles)
     report.check()
-    if any(row.verdict not in (Outcome.RESTORED, Outcome.NEW) for row in report.verdicts):
+    if any(row.verdict not in (StateOutcome.RESTORED, StateOutcome.NEW) for row in report.verdicts):
         logger.warning("operator %r starts with changed states\n%s", operator.uid, report.render())
     return report
 

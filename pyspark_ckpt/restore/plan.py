@@ -11,6 +11,7 @@ from pyspark_ckpt.errors import CkptError
 from pyspark_ckpt.formats.metadata import Origin
 from pyspark_ckpt.html_form import html_table
 from pyspark_ckpt.migration import Migration
+from pyspark_ckpt.operator.schema.verdict import StateOutcome
 from pyspark_ckpt.restore.missing_input import PlannedInput, plan_input
 from pyspark_ckpt.restore.offsets import plan_sources
 from pyspark_ckpt.restore.operators import (
@@ -27,7 +28,6 @@ from pyspark_ckpt.restore.planned import (
     PlannedSources,
     PlannedSparkOperators,
     PlannedState,
-    StateOutcome,
 )
 from pyspark_ckpt.restore.source import RestoreSource, open_source
 from pyspark_ckpt.restore.spark_operators import plan_spark_operators

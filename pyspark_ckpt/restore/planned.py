@@ -14,6 +14,7 @@ from pyspark_ckpt.errors import CkptError
 from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.formats.metadata import OperatorMetadata, SourceLog
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
+from pyspark_ckpt.operator.schema.verdict import StateOutcome
 from pyspark_ckpt.spark.log import Sources
 from pyspark_ckpt.storage.base import FileReference
 from pyspark_ckpt.stored.unify import UnifiedStates
@@ -27,19 +28,6 @@ class Action(Enum):
     NEW = "new"
     DROP = "drop"
     REFUSE = "refuse"
-
-
-class StateOutcome(Enum):
-    """What becomes of a state, as the rows of a plan say it."""
-
-    RESTORED = "restored"
-    MIGRATED = "migrated"
-    KEPT = "kept"
-    """It is restored, and the program does not declare it."""
-
-    NEW = "new"
-    DROPPED = "dropped"
-    REFUSED = "refused"
 
 
 WHOLE_OPERATOR = "(operator)"
@@ -59,8 +47,8 @@ class PlannedState:
     state : str
         The state's name; ``(operator)`` for the operator as a whole, ``(key)`` for its key.
     outcome : str
-        ``restored``, ``migrated``, ``kept`` (restored, but not in the program), ``dropped``,
-        ``new`` or ``refused``.
+        ``restored``, ``evolved`` (its schema), ``migrated`` (by a function), ``kept`` (restored,
+        but not in the program), ``dropped``, ``new`` or ``refused``.
     why : str
         What changes, or what to do.
     removed_fields : tuple of str

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from pyspark_ckpt.errors import RestoreError
 from pyspark_ckpt.formats.metadata import SparkOperatorMetadata
+from pyspark_ckpt.operator.schema.verdict import StateOutcome
 from pyspark_ckpt.restore.planned import (
     UNCHANGED,
     WHOLE_OPERATOR,
@@ -18,7 +19,6 @@ from pyspark_ckpt.restore.planned import (
     PlannedSparkOperator,
     PlannedSparkOperators,
     SparkStateFile,
-    StateOutcome,
     planned_state,
 )
 from pyspark_ckpt.restore.source import RestoreSource

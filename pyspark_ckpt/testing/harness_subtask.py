@@ -38,7 +38,7 @@ from pyspark_ckpt.operator.run import lost_attributes
 from pyspark_ckpt.operator.run.barrier import end_epoch
 from pyspark_ckpt.operator.run.function import WRITES_SHARE, OperatorFunction
 from pyspark_ckpt.operator.run.processing import EpochProcessing
-from pyspark_ckpt.operator.schema.verdict import Outcome
+from pyspark_ckpt.operator.schema.verdict import StateOutcome
 from pyspark_ckpt.operator.state.handle import GivenState, ProcessorHandle
 from pyspark_ckpt.operator.table.stored_keys import encode_key_group
 from pyspark_ckpt.operator.table.table import StateTable
@@ -200,7 +200,7 @@ class HarnessSubtask:
     def check(self) -> None:
         """Check the states that are stored, as a query does before it starts."""
         report = check_states(self._descriptor, [self.handle])
-        self._migrates = any(row.verdict is Outcome.MIGRATED for row in report.verdicts)
+        self._migrates = any(row.verdict is StateOutcome.MIGRATED for row in report.verdicts)
 
     def first_init(self, clock: EpochClock) -> bool:
         """Run ``init`` once on the given processor, as ``TwsTester`` does; later epochs use copies.

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from pyspark_ckpt.formats.handle import StateDescriptor
 from pyspark_ckpt.formats.metadata import CheckpointMetadata, OperatorMetadata
+from pyspark_ckpt.operator.schema.verdict import StateOutcome
 from pyspark_ckpt.restore.plan import RestorePlan, RestoreRequest, plan_of
-from pyspark_ckpt.restore.planned import PlannedState, StateOutcome
+from pyspark_ckpt.restore.planned import PlannedState
 from pyspark_ckpt.restore.source import RestoreSource
 from pyspark_ckpt.spark.plan import StatefulOperators
 from pyspark_ckpt.stored.unify import UnifiedStates
@@ -18,6 +19,7 @@ _LOST = (StateOutcome.REFUSED.value, StateOutcome.DROPPED.value)
 _COUNTED = {
     StateOutcome.REFUSED: "refused",
     StateOutcome.DROPPED: "dropped",
+    StateOutcome.EVOLVED: "evolved",
     StateOutcome.MIGRATED: "migrated",
     StateOutcome.KEPT: "kept but not in the program",
 }

@@ -13,7 +13,7 @@ from pyspark.sql import types as T
 from pyspark_ckpt.errors import IncompatibleStateError, PlanError
 from pyspark_ckpt.migration import Migration
 from pyspark_ckpt.operator.schema.verdict import (
-    Outcome,
+    StateOutcome,
     StateSchema,
     StateVerdict,
     judge_state,
@@ -55,7 +55,7 @@ class EvolutionReport:
     @property
     def refused(self) -> tuple[StateVerdict, ...]:
         """The verdicts that prevent the query from starting."""
-        return tuple(row for row in self.verdicts if row.verdict is Outcome.REFUSED)
+        return tuple(row for row in self.verdicts if row.verdict is StateOutcome.REFUSED)
 
     def check(self) -> None:
         """Raise if anything is refused."""
@@ -111,8 +111,8 @@ def compare_operator(
     for one in stored:
         found.update(dict.fromkeys(_verdicts(one, wanted, migrations, names)))
     # A state that is new to some subtasks only is not new.
-    known = {row.state for row in found if row.verdict is not Outcome.NEW}
-    rows = [row for row in found if row.verdict is not Outcome.NEW or row.state not in known]
+    known = {row.state for row in found if row.verdict is not StateOutcome.NEW}
+    rows = [row for row in found if row.verdict is not StateOutcome.NEW or row.state not in known]
     order = [KEY, *(state.name for state in wanted.states)]
     rows.sort(key=lambda row: order.index(row.state) if row.state in order else len(order))
     return EvolutionReport(uid, tuple(rows))
@@ -157,7 +157,7 @@ def _verdicts(
     for name, state in states.items():
         if name not in asked_for | renamed and not name.startswith(LIBRARY_PREFIX):
             change = f"it stays stored; deleteIfExists({name!r}) in init removes it"
-            yield StateVerdict(name, state_text(state), _NONE, Outcome.KEPT, (change,))
+            yield StateVerdict(name, state_text(state), _NONE, StateOutcome.KEPT, (change,))
 
 
 def _verdict(
@@ -188,21 +188,21 @@ def _verdict(
 
 def _new(wanted: StateSchema) -> StateVerdict:
     text = state_text(wanted)
-    return StateVerdict(wanted.name, _NONE, text, Outcome.NEW, ("it starts empty",))
+    return StateVerdict(wanted.name, _NONE, text, StateOutcome.NEW, ("it starts empty",))
 
 
 def _refuse_source(wanted: StateSchema, stored_text: str, refusal: str) -> StateVerdict:
     return StateVerdict(
-        wanted.name, stored_text, state_text(wanted), Outcome.REFUSED, refusal=refusal
+        wanted.name, stored_text, state_text(wanted), StateOutcome.REFUSED, refusal=refusal
     )
 
 
 def _judge_key(stored: T.StructType, wanted: T.StructType) -> StateVerdict:
     # Whether a key column may be null depends on the query's input; nothing stored depends on it.
     if same_type(stored, wanted, nullability=False):
-        outcome, refusal = Outcome.RESTORED, None
+        outcome, refusal = StateOutcome.RESTORED, None
     else:
-        outcome = Outcome.REFUSED
+        outcome = StateOutcome.REFUSED
         refusal = "key_by the stored columns in their order, with their types, or use a new uid"
     return StateVerdict(KEY, schema_text(stored), schema_text(wanted), outcome, refusal=refusal)
 

@@ -29,14 +29,21 @@ class StateSchema:
     earlier: tuple[T.StructType, ...] = ()
 
 
-class Outcome(Enum):
-    """What happens to a state when the query starts."""
+class StateOutcome(Enum):
+    """What becomes of a state when a query starts; reports and plans say it with these words."""
 
     RESTORED = "restored"
     EVOLVED = "evolved"
+    """Its entries are read with the schema that the program declares."""
+
     MIGRATED = "migrated"
+    """A function of the user converts its entries."""
+
     NEW = "new"
-    KEPT = "kept but not asked for"
+    KEPT = "kept"
+    """It is restored, and the program does not declare it."""
+
+    DROPPED = "dropped"
     REFUSED = "refused"
 
 
@@ -51,7 +58,7 @@ class StateVerdict:
     state: str
     stored: str
     wanted: str
-    verdict: Outcome
+    verdict: StateOutcome
     changes: tuple[str, ...] = ()
     refusal: str | None = None
     removed_fields: tuple[str, ...] = ()
@@ -83,13 +90,13 @@ def judge_state(
     advice: tuple[str, ...] = ()
     refusal = _refusal(stored, wanted, used)
     if refusal is not None:
-        outcome = Outcome.REFUSED
+        outcome = StateOutcome.REFUSED
     elif changes := _changes(stored, wanted, used):
-        outcome = Outcome.EVOLVED if used is None else Outcome.MIGRATED
+        outcome = StateOutcome.EVOLVED if used is None else StateOutcome.MIGRATED
         values = _values(stored, wanted, used)
         removed, advice = values.removed, values.advice
     else:
-        outcome = Outcome.RESTORED
+        outcome = StateOutcome.RESTORED
         if migration is not None:
             changes = ("it is stored as asked for, its migration is not used",)
     return StateVerdict(

@@ -14,8 +14,8 @@ from pyspark_ckpt.console.data.planned import plan_against, plan_rows, plan_summ
 from pyspark_ckpt.formats.layout import METADATA_NAME
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.formats.metadata_file import encode_metadata, read_metadata
-from pyspark_ckpt.operator.schema.verdict import StateSchema, judge_state
-from pyspark_ckpt.restore.planned import StateOutcome, planned_state
+from pyspark_ckpt.operator.schema.verdict import StateOutcome, StateSchema, judge_state
+from pyspark_ckpt.restore.planned import planned_state
 from pyspark_ckpt.storage.open import LocalStorage
 from tests.unit.snapshot.made_savepoint import MadeSavepoint
 
@@ -32,7 +32,7 @@ def test_a_plan_is_summed_up_in_one_line() -> None:
     rows = plan_rows(
         made((StateOutcome.RESTORED, ""), (StateOutcome.MIGRATED, ""), (StateOutcome.KEPT, ""))
     )
-    assert plan_summary(rows) == "0 refused, 0 dropped, 1 migrated, 1 kept but not in the program"
+    assert plan_summary(rows) == "0 refused, 0 dropped, 0 evolved, 1 migrated, 1 kept but not in the program"
     assert [row.outcome for row in rows] == ["restored", "migrated", "kept, not in the program"]
     assert not any(row.is_loss for row in rows)
 

@@ -95,7 +95,7 @@ def test_every_state_has_its_row(source: RestoreSource) -> None:
         ("count", "(operator)"): "restored",
         ("count", "(key)"): "restored",
         ("count", "same"): "restored",
-        ("count", "wider"): "migrated",
+        ("count", "wider"): "evolved",
         ("count", "brand new"): "new",
         ("count", "left"): "kept",
         ("added", "(operator)"): "new",

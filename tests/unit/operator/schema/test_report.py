@@ -19,7 +19,7 @@ from pyspark_ckpt.operator.schema.report import (
     check_migrations,
     compare_operator,
 )
-from pyspark_ckpt.operator.schema.verdict import Outcome, StateSchema
+from pyspark_ckpt.operator.schema.verdict import StateOutcome, StateSchema
 
 
 def struct(**fields: T.DataType) -> T.StructType:
@@ -42,7 +42,7 @@ def operator(*states: StateSchema, key: T.StructType = USER) -> OperatorSchema:
     return OperatorSchema(key, states)
 
 
-def outcomes(report: EvolutionReport) -> dict[str, Outcome]:
+def outcomes(report: EvolutionReport) -> dict[str, StateOutcome]:
     assert len({row.state for row in report.verdicts}) == len(report.verdicts)
     return {row.state: row.verdict for row in report.verdicts}
 
@@ -62,30 +62,30 @@ MIGRATIONS = {
 def test_every_state_has_its_verdict_in_the_order_asked_for() -> None:
     report = check("count", [STORED], WANTED, MIGRATIONS)
     assert list(outcomes(report).items()) == [
-        (KEY, Outcome.RESTORED),
-        ("brand new", Outcome.NEW),
-        ("after", Outcome.MIGRATED),
-        ("narrower", Outcome.MIGRATED),
-        ("wider", Outcome.EVOLVED),
-        ("same", Outcome.RESTORED),
-        ("left", Outcome.KEPT),
+        (KEY, StateOutcome.RESTORED),
+        ("brand new", StateOutcome.NEW),
+        ("after", StateOutcome.MIGRATED),
+        ("narrower", StateOutcome.MIGRATED),
+        ("wider", StateOutcome.EVOLVED),
+        ("same", StateOutcome.RESTORED),
+        ("left", StateOutcome.KEPT),
     ]
     assert report.refused == ()
 
 
 TABLE = """
 operator 'u'
-state  stored               wanted               verdict                 what to do
--------------------------------------------------------------------------------------------------------------------------
-(key)  (user string)        (user string)        restored                nothing
-count  value of (n int)     value of (n bigint)  evolved                 nothing: field 'n' widened from int to bigint
-total  value of (n bigint)  value of (n int)     refused                 field 'n' narrowed from bigint to int: not
-                                                                         without a migration. Give a Migration with
-                                                                         value= for state 'total', give it back its
-                                                                         stored schema, or use a new name
-more   -                    value of (n int)     new                     nothing: it starts empty
-left   value of (n int)     -                    kept but not asked for  nothing: it stays stored; deleteIfExists('left')
-                                                                         in init removes it
+state  stored               wanted               verdict   what to do
+-----------------------------------------------------------------------------------------------------------
+(key)  (user string)        (user string)        restored  nothing
+count  value of (n int)     value of (n bigint)  evolved   nothing: field 'n' widened from int to bigint
+total  value of (n bigint)  value of (n int)     refused   field 'n' narrowed from bigint to int: not
+                                                           without a migration. Give a Migration with
+                                                           value= for state 'total', give it back its
+                                                           stored schema, or use a new name
+more   -                    value of (n int)     new       nothing: it starts empty
+left   value of (n int)     -                    kept      nothing: it stays stored; deleteIfExists('left')
+                                                           in init removes it
 """  # noqa: E501
 
 
@@ -109,14 +109,14 @@ def test_a_refusal_raises_with_the_report() -> None:
 
 def test_nothing_stored_is_all_new() -> None:
     report = check("count", [], WANTED, MIGRATIONS)
-    assert set(outcomes(report).values()) == {Outcome.NEW}
+    assert set(outcomes(report).values()) == {StateOutcome.NEW}
     assert list(outcomes(report)) == [state.name for state in WANTED.states]
 
 
 def test_no_states_stored_is_all_new_too() -> None:
     report = check("count", [operator()], WANTED, MIGRATIONS)
-    assert outcomes(report).pop(KEY) is Outcome.RESTORED
-    assert {row.verdict for row in report.verdicts if row.state != KEY} == {Outcome.NEW}
+    assert outcomes(report).pop(KEY) is StateOutcome.RESTORED
+    assert {row.verdict for row in report.verdicts if row.state != KEY} == {StateOutcome.NEW}
 
 
 @pytest.mark.parametrize(
@@ -132,8 +132,8 @@ def test_no_states_stored_is_all_new_too() -> None:
 def test_another_key_is_refused(key: T.StructType) -> None:
     stored, wanted = operator(value("a")), operator(value("a"), key=key)
     assert outcomes(compare_operator("count", [stored], wanted, {})) == {
-        KEY: Outcome.REFUSED,
-        "a": Outcome.RESTORED,
+        KEY: StateOutcome.REFUSED,
+        "a": StateOutcome.RESTORED,
     }
     with pytest.raises(IncompatibleStateError, match=r"operator 'count'.*'\(key\)'"):
         check("count", [stored], wanted, {})
@@ -148,7 +148,7 @@ def test_the_order_of_key_columns_counts() -> None:
         )
     )
     (row,) = compare_operator("u", [operator(key=one)], operator(key=other), {}).verdicts
-    assert row.verdict is Outcome.REFUSED
+    assert row.verdict is StateOutcome.REFUSED
     assert (row.stored, row.wanted) == ("(a bigint, b bigint)", "(b bigint, a bigint)")
     assert "key_by the stored columns" in row.what_to_do
 
@@ -163,10 +163,10 @@ def test_subtasks_with_other_schemas_each_have_their_rows() -> None:
     older, newer = operator(value("a")), operator(value("a", LONG), value("b"))
     report = check("u", [older, newer], operator(value("a", LONG), value("b")), {})
     assert [(row.state, row.stored, row.verdict) for row in report.verdicts] == [
-        (KEY, "(user string)", Outcome.RESTORED),
-        ("a", "value of (n int)", Outcome.EVOLVED),
-        ("a", "value of (n bigint)", Outcome.RESTORED),
-        ("b", "value of (n int)", Outcome.RESTORED),
+        (KEY, "(user string)", StateOutcome.RESTORED),
+        ("a", "value of (n int)", StateOutcome.EVOLVED),
+        ("a", "value of (n bigint)", StateOutcome.RESTORED),
+        ("b", "value of (n int)", StateOutcome.RESTORED),
     ]
 
 
@@ -182,9 +182,9 @@ def test_a_rename_that_some_subtasks_have_made_continues() -> None:
     wanted = operator(value("new"))
     report = check("u", [operator(value("old")), operator(value("new"))], wanted, renamed)
     assert [row.verdict for row in report.verdicts] == [
-        Outcome.RESTORED,
-        Outcome.MIGRATED,
-        Outcome.RESTORED,
+        StateOutcome.RESTORED,
+        StateOutcome.MIGRATED,
+        StateOutcome.RESTORED,
     ]
     for without in (operator(), operator(value("other"))):
         for name in ("new", "old"):
@@ -244,6 +244,6 @@ def test_states_with_keys_take_a_migration_of_keys(kind: str) -> None:
     stored = replace(MAP, kind=kind)
     wanted = replace(stored, map_key_schema=LONG)
     report = check("u", [operator(stored)], operator(wanted), {"m": Migration(key=same)})
-    assert outcomes(report)["m"] is Outcome.MIGRATED
+    assert outcomes(report)["m"] is StateOutcome.MIGRATED
     with pytest.raises(IncompatibleStateError, match="key="):
         check("u", [operator(stored)], operator(wanted), {})

@@ -10,7 +10,7 @@ from pyspark.sql import types as T
 
 from pyspark_ckpt.migration import Migration
 from pyspark_ckpt.operator.schema.verdict import (
-    Outcome,
+    StateOutcome,
     StateSchema,
     judge_state,
     schema_text,
@@ -40,10 +40,10 @@ def of_kind(kind: str) -> StateSchema:
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_is_restored_and_evolved(kind: str) -> None:
     stored = of_kind(kind)
-    assert judge_state(stored, stored).verdict is Outcome.RESTORED
+    assert judge_state(stored, stored).verdict is StateOutcome.RESTORED
     assert judge_state(stored, stored).what_to_do == "nothing"
     evolved = judge_state(stored, replace(stored, value_schema=LONG))
-    assert evolved.verdict is Outcome.EVOLVED
+    assert evolved.verdict is StateOutcome.EVOLVED
     assert evolved.what_to_do == "nothing: field 'n' widened from int to bigint"
     assert evolved.changes == ("field 'n' widened from int to bigint",)
     assert evolved.refusal is None
@@ -56,7 +56,7 @@ def test_fields_that_may_be_renamed_are_not_nothing_to_do() -> None:
         schemas = [of_longs(each) for each in (stored, wanted)]
         before, now = (replace(VALUE, value_schema=schema) for schema in schemas)
         verdict = judge_state(before, now)
-        assert verdict.verdict is Outcome.EVOLVED
+        assert verdict.verdict is StateOutcome.EVOLVED
         assert judge_state(before, now, Migration(value=same)).advice == ()
         return verdict.what_to_do
 
@@ -85,14 +85,14 @@ def test_another_kind_is_refused_with_and_without_a_migration(
     kind: str, other: str, migration: Migration | None
 ) -> None:
     verdict = judge_state(of_kind(kind), of_kind(other), migration)
-    assert (verdict.verdict is Outcome.REFUSED) is (kind != other)
+    assert (verdict.verdict is StateOutcome.REFUSED) is (kind != other)
     if kind != other:
         assert f"from {kind} to {other}, which no migration can do" in verdict.what_to_do
 
 
 def test_what_does_not_fit_is_refused_with_the_reasons_and_the_ways_out() -> None:
     verdict = judge_state(replace(VALUE, value_schema=LONG), VALUE)
-    assert verdict.verdict is Outcome.REFUSED
+    assert verdict.verdict is StateOutcome.REFUSED
     assert (verdict.stored, verdict.wanted) == ("value of (n bigint)", "value of (n int)")
     assert verdict.what_to_do == (
         "field 'n' narrowed from bigint to int: not without a migration. Give a Migration with "
@@ -121,7 +121,7 @@ def test_keys_of_a_map_need_a_migration_of_keys_and_values_one_of_values(
     stored: StateSchema, wanted: StateSchema, migration: Migration | None, needed: str
 ) -> None:
     verdict = judge_state(stored, wanted, migration)
-    assert verdict.verdict is Outcome.REFUSED
+    assert verdict.verdict is StateOutcome.REFUSED
     assert f"Give a Migration with {needed} for state {wanted.name!r}" in verdict.what_to_do
 
 
@@ -145,7 +145,7 @@ def test_what_a_migration_covers_is_migrated(
     stored: StateSchema, wanted: StateSchema, migration: Migration, how: str
 ) -> None:
     verdict = judge_state(stored, wanted, migration)
-    assert verdict.verdict is Outcome.MIGRATED
+    assert verdict.verdict is StateOutcome.MIGRATED
     assert verdict.what_to_do.startswith(f"nothing: {how}")
     assert verdict.state == wanted.name
     assert used_migration(stored, wanted, migration) is migration
@@ -154,7 +154,7 @@ def test_what_a_migration_covers_is_migrated(
 @pytest.mark.parametrize("migration", [Migration(value=same), Migration(renamed_from="old")])
 def test_a_migration_left_in_the_code_is_not_used_again(migration: Migration) -> None:
     verdict = judge_state(VALUE, VALUE, migration)
-    assert verdict.verdict is Outcome.RESTORED
+    assert verdict.verdict is StateOutcome.RESTORED
     assert "its migration is not used" in verdict.what_to_do
     assert used_migration(VALUE, VALUE, migration) is None
 
@@ -163,8 +163,8 @@ def test_a_migration_that_renames_is_only_for_data_of_the_old_name() -> None:
     migration = Migration(renamed_from="old", value=same)
     wider = replace(VALUE, value_schema=LONG)
     assert used_migration(VALUE, wider, migration) is None
-    assert judge_state(VALUE, wider, migration).verdict is Outcome.EVOLVED
-    assert judge_state(wider, VALUE, migration).verdict is Outcome.REFUSED
+    assert judge_state(VALUE, wider, migration).verdict is StateOutcome.EVOLVED
+    assert judge_state(wider, VALUE, migration).verdict is StateOutcome.REFUSED
     assert used_migration(replace(VALUE, name="old"), wider, migration) is migration
 
 
@@ -178,7 +178,7 @@ def test_a_migration_that_renames_is_only_for_data_of_the_old_name() -> None:
 )
 def test_ttl_may_change(before: str | None, after: str | None, change: str) -> None:
     verdict = judge_state(replace(VALUE, ttl=before), replace(VALUE, ttl=after))
-    assert verdict.verdict is Outcome.EVOLVED
+    assert verdict.verdict is StateOutcome.EVOLVED
     assert verdict.what_to_do == f"nothing: ttl changed {change}"
     assert verdict.wanted == f"value of (n int){'' if after is None else f', ttl {after}'}"
 
@@ -186,7 +186,7 @@ def test_ttl_may_change(before: str | None, after: str | None, change: str) -> N
 def test_ttl_alone_is_no_use_for_a_migration() -> None:
     wanted = replace(VALUE, ttl="1 h")
     assert used_migration(VALUE, wanted, Migration(value=same)) is None
-    assert judge_state(VALUE, wanted, Migration(value=same)).verdict is Outcome.EVOLVED
+    assert judge_state(VALUE, wanted, Migration(value=same)).verdict is StateOutcome.EVOLVED
 
 
 def test_texts_are_what_a_user_would_write() -> None:
@@ -212,7 +212,7 @@ def test_a_field_that_comes_back_is_told_with_what_entries_still_have() -> None:
     )
     texts = T.StructType([*without.fields, T.StructField("x", T.StringType())])
     as_text = judge_state(stored, replace(VALUE, value_schema=texts))
-    assert as_text.verdict is Outcome.EVOLVED
+    assert as_text.verdict is StateOutcome.EVOLVED
     assert "another type, null in stored values; those that were not written" in as_text.why
     assert "still have it as bigint" in as_text.why
     below = [T.StructType([T.StructField("s", each)]) for each in (with_x, without)]
