@@ -37,7 +37,7 @@ UNIT = tuple(
     f"tests/unit/{name}"
     for name in (
         "formats", "operator/handover", "operator/modes", "operator/schema", "values",
-        "snapshot", "spark", "state_backends",
+        "snapshot", "spark", "state_backends", "stored",
     )
 )  # fmt: skip
 """Tests without Spark: what depends on types, columns and files."""
