@@ -77,6 +77,38 @@ def viewed(column: pa.Array, wanted: pa.DataType) -> pa.Array:
     return pa.Array.from_buffers(wanted, len(column), buffers, offset=offset, children=children)
 
 
+def with_offsets(column: pa.Array) -> pa.Array:
+    """Return an array in which empty inner arrays have the one offset that they have to have.
+
+    PySpark 4.0 sends them without, and Arrow reads the offset where there is no memory. Other
+    arrays are returned as they are.
+    """
+    kind = column.type
+    if pa.types.is_struct(kind):
+        inner = [column.field(place) for place in range(kind.num_fields)]
+    elif pa.types.is_map(kind):
+        inner = [column.keys, column.items]
+    elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        inner = [column.values]
+    else:
+        return column if len(column) or not _has_offsets(kind) else pa.array([], kind)
+    if not len(column):
+        return pa.array([], kind)
+    whole = [with_offsets(each) for each in inner]
+    if all(given is made for given, made in zip(inner, whole, strict=True)):
+        return column
+    buffers, offset = column.buffers()[:2], column.offset
+    if pa.types.is_struct(kind):
+        buffers, offset = [column.is_valid().buffers()[1] if column.null_count else None], 0
+    elif pa.types.is_map(kind):
+        whole = [pa.StructArray.from_arrays(whole, names=["key", "value"])]
+    return pa.Array.from_buffers(kind, len(column), buffers, offset=offset, children=whole)
+
+
+def _has_offsets(kind: pa.DataType) -> bool:
+    return pa.types.is_string(kind) or pa.types.is_binary(kind) or _is_large(kind)
+
+
 def _is_large(kind: pa.DataType) -> bool:
     is_large = (pa.types.is_large_string, pa.types.is_large_binary, pa.types.is_large_list)
     return any(is_it(kind) for is_it in is_large)

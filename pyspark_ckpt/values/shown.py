@@ -22,6 +22,7 @@ from pyspark_ckpt.values.arrow import (
     plain_values,
     python_values,
     viewed,
+    with_offsets,
 )
 from pyspark_ckpt.values.columns import NUMBER_OF_NAT, integers_of, nulls_of, with_nulls
 from pyspark_ckpt.values.plain import aware_timestamps
@@ -47,7 +48,7 @@ def retyped(column: pa.Array, wanted: pa.DataType) -> pa.Array:
     Spark's types differ in the time zone's name, and in what they say of nulls and names. Large
     texts and binaries, which Spark's conf may ask for, stay large.
     """
-    return viewed(column, _with_large(column.type, wanted))
+    return viewed(with_offsets(column), _with_large(column.type, wanted))
 
 
 def _with_large(kind: pa.DataType, wanted: pa.DataType) -> pa.DataType:

@@ -34,7 +34,8 @@ def packed(rows: DataFrame) -> tuple[DataFrame, RowPacking]:
     )
     event_time = _event_time(rows.schema)
     sent = rows if event_time is None else rows.withColumn(_EVENT_TIME, event_time[0])
-    fields = [T.StructField(TOKEN, T.IntegerType())]
+    # Nullable or not as in the other plan: PySpark up to 4.1 refuses another schema of its keys.
+    fields = [T.StructField(TOKEN, T.IntegerType(), rows.schema[TOKEN].nullable)]
     if event_time is not None:
         metadata = {WATERMARK_DELAY: event_time[1]}
         fields.append(T.StructField(_EVENT_TIME, T.LongType(), metadata=metadata))

@@ -32,7 +32,8 @@ def test_a_plan_is_summed_up_in_one_line() -> None:
     rows = plan_rows(
         made((StateOutcome.RESTORED, ""), (StateOutcome.MIGRATED, ""), (StateOutcome.KEPT, ""))
     )
-    assert plan_summary(rows) == "0 refused, 0 dropped, 0 evolved, 1 migrated, 1 kept but not in the program"
+    summary = "0 refused, 0 dropped, 0 evolved, 1 migrated, 1 kept but not in the program"
+    assert plan_summary(rows) == summary
     assert [row.outcome for row in rows] == ["restored", "migrated", "kept, not in the program"]
     assert not any(row.is_loss for row in rows)
 
