@@ -29,8 +29,8 @@ test-all: $(CLASSES) ## Run them with all variants, programs, notebooks and serv
 
 PACKED := SPARK_CONF_DIR=$(abspath tests/hand_over/packed_conf) $(BIN)/python -m pytest --numprocesses 3 --dist worksteal
 # What a row is from its place in a query to the subtask and back; behind that the engine is the same.
-hand-over: $(CLASSES) ## Run the suites with rows handed over as bytes: types, modes, memory, kills, parity; 15 minutes
-	$(PACKED) -m "not soak and not reach" tests/hand_over tests/query/rows tests/parity \
+hand-over: $(CLASSES) ## Run the suites with rows handed over as bytes: types, modes, memory, kills, parity; 14 minutes
+	$(PACKED) -m "not soak and not reach" tests/query/rows tests/parity \
 		tests/query/state/test_memory.py tests/query/state/test_quarantine.py tests/query/state/test_capture.py \
 		tests/recovery/test_driver_kill.py tests/cluster/test_executor_loss.py tests/cluster/test_speculation.py $(ARGS)
 
