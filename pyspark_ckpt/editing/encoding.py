@@ -19,7 +19,7 @@ from pyspark_ckpt.operator.table.catalog import struct_type
 from pyspark_ckpt.operator.table.stored_keys import OPERATOR_STATE, TIME_INDEX, TIMERS_ID
 from pyspark_ckpt.operator.table.time_to_live import NEVER_EXPIRES_MS, stamp_mark, stamp_of
 from pyspark_ckpt.operator.task_failure import marks_errors
-from pyspark_ckpt.stored.movement import ARROW_ENTRIES
+from pyspark_ckpt.stored.redistribution import ARROW_ENTRIES
 from pyspark_ckpt.values.encoded import (
     Form,
     big_endian,

@@ -202,7 +202,7 @@ class _RawState:
         if part.keys[-1].as_py() < RAW_STATE:
             return 0
         found = 0
-        for key, data in zip(part.keys.to_pylist(), part.values.to_pylist(), strict=True):
+        for key, data in part.pairs():
             stream = key[:_STREAM_HEAD]
             if stream == self._stream:
                 found += any(self._is_divided(pattern, data) for pattern in self._patterns)

@@ -28,19 +28,24 @@ from pyspark_ckpt.formats.modes import SavepointFormat
 from pyspark_ckpt.history.records import Savepoint
 from pyspark_ckpt.operator.rows.input import KEY_GROUP
 from pyspark_ckpt.operator.rows.key_columns import canonical_column
-from pyspark_ckpt.operator.state.kinds import Entries, kind_of
-from pyspark_ckpt.operator.state.kinds import Movement as MovementOfKind
+from pyspark_ckpt.operator.state.kinds import Entries, Movement, kind_of
 from pyspark_ckpt.operator.table.catalog import FREE, FREE_PLACE
 from pyspark_ckpt.savepoint.job import SavepointJob, shown_progress
 from pyspark_ckpt.savepoint.savepoint import NewSavepoint
 from pyspark_ckpt.spark.jobs import JOB_ERRORS, SparkJobs, collected, error_text
 from pyspark_ckpt.storage.open import Storage
-from pyspark_ckpt.stored.movement import ENTRIES_SCHEMA, STORED_KEY, VALUE, Kept, Movement
+from pyspark_ckpt.stored.redistribution import (
+    ENTRIES_SCHEMA,
+    STORED_KEY,
+    VALUE,
+    Kept,
+    Redistribution,
+)
 from pyspark_ckpt.stored.rewrite import RowsSource, Source, StateRewrite, StoredSource
 from pyspark_ckpt.stored.writing import Destination, Twice
 from pyspark_ckpt.values.types import in_python
 
-_TWICE = Twice(StateValueError, "give one row for each key, map key or position")
+_TWICE = Twice(StateValueError, "give one row for each key, map key or position", is_one_timer=True)
 _NEVER_BUSY_MS = float("inf")
 """No query waits for the slots."""
 
@@ -105,7 +110,7 @@ class OperatorJob:
             for state_id, state in enumerate(self.edit.states)
             if state.kind != FREE
             and state_id not in self.edit.put
-            and self.edit.movement(state_id) is MovementOfKind.COPIED
+            and self.edit.movement(state_id) is Movement.COPIED
         }
 
     def _sources(self, times: Times) -> list[Source]:
@@ -136,8 +141,10 @@ class OperatorJob:
             keyed=edit.keyed,
         )
         operator = edit.operator
-        movement = Movement(edit.unified, operator.parallelism, operator.max_parallelism, kept=kept)
-        return StoredSource(stored, edit.source, movement)
+        redistribution = Redistribution(
+            edit.unified, operator.parallelism, operator.max_parallelism, kept=kept
+        )
+        return StoredSource(stored, edit.source, redistribution)
 
     def erased_keys(self) -> dict[bytes, bytes]:
         """Return the keys that are removed: as keys, after their key groups, and as values."""
@@ -158,7 +165,7 @@ class OperatorJob:
         columns = self.edit.columns(state_id).of_rows(rows.columns)
         has_times = columns.expires_at is not None
         stored_values = StoredValues(state_id, state, times.of(state), has_times=has_times)
-        if self.edit.movement(state_id) is not MovementOfKind.WITH_KEY:
+        if self.edit.movement(state_id) is not Movement.WITH_KEY:
             return self._of_subtasks(rows, columns, stored_values)
         encode = EncodeState(self.edit.place, stored_values)
         return RowsSource(self._with_key_groups(rows, columns), encode)
@@ -175,7 +182,7 @@ class OperatorJob:
         return RowsSource(rows.select(*named), EncodeOperatorState(parallelism, values))
 
     def _with_key_groups(self, rows: DataFrame, columns: TableColumns) -> DataFrame:
-        """Return the columns of rows behind the key group of each."""
+        """Return the columns of rows, after a column with the key group of each row."""
         # In the type of the column, whose parts may all be null.
         types = [in_python(each.dataType) for each in columns.keys]
         named_keys = zip(columns.keys, types, strict=True)

@@ -184,8 +184,28 @@ class ArrowEntries:
     keys: pa.BinaryArray
     values: pa.BinaryArray
 
+    @classmethod
+    def of(cls, part: Changes) -> ArrowEntries:
+        """Return the same entries in Arrow; the value of a delete is null."""
+        return cls(pa.array(part.keys, pa.binary()), pa.array(part.values, pa.binary()))
+
     def __len__(self) -> int:
         return len(self.keys)
+
+    def __getitem__(self, rows: slice) -> ArrowEntries:
+        return ArrowEntries(self.keys[rows], self.values[rows])
+
+    def filter(self, mask: pa.BooleanArray) -> ArrowEntries:
+        """Return the entries for which the mask is true."""
+        return ArrowEntries(self.keys.filter(mask), self.values.filter(mask))
+
+    def changes(self) -> Changes:
+        """Return the same entries as lists of bytes."""
+        return Changes(self.keys.to_pylist(), self.values.to_pylist())
+
+    def pairs(self) -> Iterator[tuple[bytes, Any]]:
+        """Yield each key with its value, ``None`` for a delete."""
+        return zip(self.keys.to_pylist(), self.values.to_pylist(), strict=True)
 
 
 Part = Changes | ArrowEntries
@@ -230,8 +250,7 @@ def decode_canonical(file: BinaryIO, name: str, entries: int) -> Iterator[Change
     the pages do not expand to more than the file declares.
     """
     for batch in canonical_batches(file, name, entries):
-        keys, values = (column.to_pylist() for column in batch.columns)
-        yield Changes(keys, values)
+        yield ArrowEntries(*batch.columns).changes()
 
 
 def canonical_batches(
@@ -327,14 +346,15 @@ class _Names:
         self._states = handle.states
 
     def table(self, schema: pa.Schema, part: Part) -> pa.Table:
-        stored_keys = _in_arrow(part.keys)
+        entries = part if isinstance(part, ArrowEntries) else ArrowEntries.of(part)
+        stored_keys = entries.keys
         group, state_id = _heads(stored_keys)
         keyed = group < _KEY_GROUP_END
         columns = [
             pa.array(group, pa.int32(), mask=~keyed),
             *self._kinds_and_names(group, state_id, keyed),
             stored_keys,
-            _in_arrow(part.values),
+            entries.values,
         ]
         return pa.Table.from_arrays(columns, schema=schema)
 
@@ -355,10 +375,6 @@ class _Names:
             _looked_up([*kinds, "timer", "timer-by-time", "raw"], kind, kind >= 0),
             _looked_up(names, state_id, of_state),
         ]
-
-
-def _in_arrow(data: Any) -> pa.BinaryArray:
-    return data if isinstance(data, pa.Array) else pa.array(data, pa.binary())
 
 
 def _heads(keys: pa.Array) -> tuple[Any, Any]:

@@ -40,15 +40,14 @@ from pyspark_ckpt.spark.log import SOURCE_EVOLUTION, SparkLog
 from pyspark_ckpt.spark.own_session import conf_of_start, own_session
 from pyspark_ckpt.storage.open import Storage
 from pyspark_ckpt.stored.division import (
-    DIVIDED_SCHEMA,
     DivideSubtasks,
     can_be_divided,
     shares_of,
 )
-from pyspark_ckpt.stored.movement import Movement
+from pyspark_ckpt.stored.redistribution import Redistribution
 from pyspark_ckpt.stored.rewrite import StateRewrite, StoredSource
 from pyspark_ckpt.stored.unify import newest_of
-from pyspark_ckpt.stored.writing import TWICE_STORED, Destination
+from pyspark_ckpt.stored.writing import HANDLES_SCHEMA, TWICE_STORED, Destination
 
 _CHANGELOGS = "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled"
 
@@ -116,7 +115,9 @@ def rewrite_of(
         for state_id, state in enumerate(states.states)
         if kind_of(state) is StateKind.OPERATOR_LIST
     )
-    movement = Movement(states, wanted.parallelism, wanted.max_parallelism, newest.subtask)
+    redistribution = Redistribution(
+        states, wanted.parallelism, wanted.max_parallelism, newest.subtask
+    )
     destination = Destination(
         target_url,
         TWICE_STORED,
@@ -125,7 +126,7 @@ def rewrite_of(
         sets_timeouts=newest.time_mode == wanted.time_mode,
     )
     return StateRewrite(
-        [StoredSource(stored.handles, source_url, movement)],
+        [StoredSource(stored.handles, source_url, redistribution)],
         [msgspec.structs.replace(each, states=states.states) for each in first],
         destination,
     )
@@ -164,7 +165,7 @@ def _divided(
     )
     numbers = spark.range(len(shares), numPartitions=len(shares))
     rows = collected(
-        numbers.mapInArrow(divide, DIVIDED_SCHEMA),
+        numbers.mapInArrow(divide, HANDLES_SCHEMA),
         f"dividing operator {wanted.uid} among {wanted.parallelism} subtasks",
     )
     made = [None if row[0] is None else decode_handle(bytes(row[0])) for row in rows]

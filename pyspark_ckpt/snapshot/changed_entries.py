@@ -26,7 +26,7 @@ from pyspark_ckpt.operator.table.stored_keys import MAX_STATES, OPERATOR_STATE, 
 from pyspark_ckpt.snapshot.reader import StoredOperator
 from pyspark_ckpt.storage.open import Storage
 from pyspark_ckpt.stored.comparison import Change, changes_between
-from pyspark_ckpt.stored.movement import rewritten
+from pyspark_ckpt.stored.redistribution import rewritten
 from pyspark_ckpt.stored.state import StoredState
 from pyspark_ckpt.stored.unify import newest_of
 from pyspark_ckpt.values.message_pack import end_of_value
@@ -97,7 +97,7 @@ class Side:
         """Yield all entries of one of its subtasks."""
         places, moved = _Places(handle), _Moved(self, handle)
         for part in StoredState(self.storage, handle).scan():
-            for key, value in zip(part.keys.to_pylist(), part.values.to_pylist(), strict=True):
+            for key, value in part.pairs():
                 place = places.of(key)
                 if place is not None:
                     yield place, moved.value(key, value)

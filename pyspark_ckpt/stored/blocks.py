@@ -1,4 +1,4 @@
-"""Blocks of entries: what the shuffle of an edit moves, and entries in the order of their keys.
+"""Blocks of entries: what the shuffle of a rewrite moves, and entries in the order of their keys.
 
 A row has the entries of one *range*: some neighbouring key groups of one subtask, or all its
 entries without a key group. Spark sorts the few rows by range, so the task that writes gets range

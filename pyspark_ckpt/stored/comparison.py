@@ -32,10 +32,10 @@ from pyspark_ckpt.stored.state import StoredState
 from state_backends import SnapshotFormat, find_snapshot_format
 
 _MOST_OF_ITS_OWN = 0.25
-"""If a database has more than this share of its bytes for itself, reading all entries is faster,
-and the keys of its own files take too much memory."""
+"""If a database shares less than the rest of its bytes with the other one, reading all entries is
+faster, and the keys of the files that it does not share take too much memory."""
 
-Entries = dict[bytes, bytes | None]
+_Values = dict[bytes, bytes | None]
 
 
 class Change(NamedTuple):
@@ -149,22 +149,18 @@ def _compared(
         before, left = cut_after(left, high)
         after, right = cut_after(right, high)
         if not (before.keys.equals(after.keys) and before.values.equals(after.values)):
-            yield from _different(_as_dict(before), _as_dict(after))
+            yield from _different(dict(before.pairs()), dict(after.pairs()))
         left = next(old, None) if left is None else left
         right = next(new, None) if right is None else right
     while left is not None:
-        yield from _different(_as_dict(left), {})
+        yield from _different(dict(left.pairs()), {})
         left = next(old, None)
     while right is not None:
-        yield from _different({}, _as_dict(right))
+        yield from _different({}, dict(right.pairs()))
         right = next(new, None)
 
 
-def _as_dict(entries: ArrowEntries) -> Entries:
-    return dict(zip(entries.keys.to_pylist(), entries.values.to_pylist(), strict=True))
-
-
-def _different(before: Entries, after: Entries) -> Iterable[tuple[bytes, Change]]:
+def _different(before: _Values, after: _Values) -> Iterable[tuple[bytes, Change]]:
     for key in before.keys() | after.keys():
         if before.get(key) != after.get(key):
             yield key, Change(before.get(key), after.get(key))

@@ -60,13 +60,10 @@ from pyspark_ckpt.stored.writing import (
 )
 from state_backends import (
     BackendCorruptError,
-    Changes,
     SnapshotFormat,
     StateBackend,
     find_snapshot_format,
 )
-
-DIVIDED_SCHEMA = "handle binary"
 
 _MEMORY_BYTES = 16 << 20
 """Memory for the timers that are deleted; more go to disk."""
@@ -294,7 +291,9 @@ def _store_database(
             backend.delete_ranges([(start, end) for start, end in others if start < end], version)
             _delete_timers(backend, groups, version, scratch)
             for each in ranges:
-                backend.apply(map(_as_changes, chain(each.keyed(), each.timers())), version)
+                backend.apply(
+                    map(ArrowEntries.changes, chain(each.keyed(), each.timers())), version
+                )
             earliest_ms = next(map(earliest_timer_ms, _keys(backend, TIME_INDEX)), None)
             names = backend.snapshot_files(snapshot)
     except BackendCorruptError as exc:
@@ -417,7 +416,3 @@ def in_key_order(ranges: Sequence[StateRange], scratch: Path) -> Iterator[ArrowE
             for part in each.timers():
                 timers.add(part)
         yield from timers.taken()
-
-
-def _as_changes(part: ArrowEntries) -> Changes:
-    return Changes(part.keys.to_pylist(), part.values.to_pylist())

@@ -25,28 +25,28 @@ from pyspark_ckpt.spark.jobs import collected
 from pyspark_ckpt.spark.own_session import SMALL_BATCHES, of_own_session
 from pyspark_ckpt.storage.open import open_storage
 from pyspark_ckpt.stored.blocks import BLOCKS_SCHEMA, RANGE, SUBTASK, InBlocks, empty_blocks
-from pyspark_ckpt.stored.movement import Movement
+from pyspark_ckpt.stored.redistribution import Redistribution
 from pyspark_ckpt.stored.state import StoredState
 from pyspark_ckpt.stored.writing import HANDLES_SCHEMA, Destination, WriteBases
 
-Entries = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+ToEntries = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 """From batches of rows to batches of subtask, stored key and value."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredSource:
-    """Entries that old subtasks have; `url` is the directory that their files are below."""
+    """ToEntries that old subtasks have; `url` is the directory that their files are below."""
 
     handles: Sequence[Handle]
     url: str
-    movement: Movement
+    redistribution: Redistribution
 
     def rows(self, spark: SparkSession) -> DataFrame:
         """Return the places of the handles, with a partition for each."""
         return spark.range(len(self.handles), numPartitions=len(self.handles))
 
     @property
-    def entries(self) -> Entries:
+    def entries(self) -> ToEntries:
         """The function for ``mapInArrow`` that yields the entries of handles by their places."""
         return _ReadEntries(tuple(map(encode_handle, self.handles)), self)
 
@@ -56,7 +56,7 @@ class RowsSource:
     """Rows of a frame, and the function for ``mapInArrow`` that yields them as entries."""
 
     frame: DataFrame
-    entries: Entries
+    entries: ToEntries
 
     def rows(self, spark: SparkSession) -> DataFrame:  # noqa: ARG002
         """Return the frame."""
@@ -70,7 +70,7 @@ class _ReadEntries:
     """The function given to ``mapInArrow`` over the places of handles: yields moved entries."""
 
     def __init__(self, handles: tuple[bytes, ...], source: StoredSource) -> None:
-        self._handles, self._url, self._movement = handles, source.url, source.movement
+        self._handles, self._url, self._redistribution = handles, source.url, source.redistribution
 
     @marks_errors
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -80,12 +80,12 @@ class _ReadEntries:
             for place in batch.column(0).to_pylist():
                 handle = decode_handle(self._handles[place])
                 stored = StoredState(storage, handle, executor_local_root(handle.subtask))
-                yield from self._movement.batches(handle, stored.scan())
+                yield from self._redistribution.batches(handle, stored.scan())
 
 
 @dataclass(frozen=True, slots=True)
 class StateRewrite:
-    """Writes the state of an operator for `parallelism` new subtasks, with one shuffle.
+    """Writes the state of an operator for new subtasks, with one shuffle.
 
     `first` has the handle of each new subtask before its files are written. Each of them gets one
     if `every_subtask`, otherwise those that get entries.

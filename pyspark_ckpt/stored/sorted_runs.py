@@ -1,7 +1,6 @@
 """Entries in the order of their stored keys, whatever order they come in, in bounded memory.
 
-Keys are compared as numbers of 8 bytes, thousands at once. Sorting Python's objects takes three
-times as long, and a database that sorts on disk ten times.
+Keys are compared as numbers of 8 bytes, thousands at once.
 """
 
 from __future__ import annotations
@@ -131,22 +130,21 @@ def latest(entries: ArrowEntries) -> ArrowEntries:
     if pc.all(is_last).as_py():
         return entries
     is_last = pa.concat_arrays([is_last, pa.array([True])])
-    return ArrowEntries(keys.filter(is_last), entries.values.filter(is_last))
+    return entries.filter(is_last)
 
 
 def cut_after(entries: ArrowEntries, key: bytes) -> tuple[ArrowEntries, ArrowEntries | None]:
     """Divide entries, which are in key order, after a key; the rest is ``None`` if it is empty."""
-    keys, values = entries.keys, entries.values
+    keys = entries.keys
     count = bisect_right(range(len(keys)), key, key=lambda row: keys[row].as_py())
-    rest = ArrowEntries(keys[count:], values[count:]) if count < len(keys) else None
-    return ArrowEntries(keys[:count], values[:count]), rest
+    return entries[:count], entries[count:] if count < len(keys) else None
 
 
 def cut_before(entries: ArrowEntries, key: bytes) -> tuple[ArrowEntries, ArrowEntries]:
     """Divide entries, which are in key order, before a key; either half may be empty."""
-    keys, values = entries.keys, entries.values
+    keys = entries.keys
     count = bisect_left(range(len(keys)), key, key=lambda row: keys[row].as_py())
-    return ArrowEntries(keys[:count], values[:count]), ArrowEntries(keys[count:], values[count:])
+    return entries[:count], entries[count:]
 
 
 def offsets_and_data(column: pa.BinaryArray) -> tuple[Numbers, pa.Buffer]:
@@ -194,7 +192,7 @@ def _batches(entries: ArrowEntries) -> Iterator[ArrowEntries]:
     while start < count:
         end = int(np.searchsorted(starts, starts[start] + _BATCH_BYTES, "right")) - 1
         end = min(max(end, start + 1), start + _BATCH_ENTRIES, count)
-        yield ArrowEntries(entries.keys[start:end], entries.values[start:end])
+        yield entries[start:end]
         start = end
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import tempfile
 from bisect import bisect_left
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,7 +48,7 @@ from pyspark_ckpt.stored.sorted_runs import (
     latest,
     sorted_entries,
 )
-from state_backends import Changes, find_snapshot_format
+from state_backends import Changes, SnapshotFormat, StateBackend, find_snapshot_format
 
 _RUN_BYTES = 32 << 20
 """So many bytes of changes are sorted in memory; the base comes on top, a part at a time."""
@@ -111,14 +111,14 @@ class StoredRange:
         end = len(keys)
         if self.end is not None:
             end = bisect_left(range(end), self.end, start, key=lambda row: keys[row].as_py())
-        found = ArrowEntries(keys[start:end], entries.values[start:end])
+        found = entries[start:end]
         if self.state_id is None or not len(found):
             return found
         head = pc.binary_slice(found.keys, _STATE_ID_AT, _STATE_ID_AT + 1)
         is_wanted = pc.equal(head, bytes([self.state_id]))
         if pc.all(is_wanted).as_py():
             return found
-        return ArrowEntries(found.keys.filter(is_wanted), found.values.filter(is_wanted))
+        return found.filter(is_wanted)
 
     @property
     def key_groups(self) -> KeyGroups | None:
@@ -174,8 +174,8 @@ class StoredState:
         elif wanted.prefix:
             yield self._below(wanted.prefix, on_step)
         else:
-            with tempfile.TemporaryDirectory(prefix="pyspark_ckpt-read-", dir=self._root) as name:
-                yield from self._merged(Path(name), on_step)
+            with self._scratch() as scratch:
+                yield from self._merged(scratch, on_step)
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """Return the value of each stored key, ``None`` for a key without an entry."""
@@ -197,17 +197,20 @@ class StoredState:
         return None if later is None else self._changes(later)
 
     def last_changes(self, since: str) -> dict[bytes, bytes | None]:
-        """Return the last write to each key after a version of the lineage.
+        """Return the last write to each key after a version, which must be in the lineage.
 
         The value of a delete is ``None``.
         """
+        changes = self.changes(since)
+        if changes is None:
+            raise ValueError(f"version {since!r} is not in the lineage of {self.handle.uid!r}")
         written: dict[bytes, bytes | None] = {}
-        for part in self._changes(self.handle.segments_since(since) or ()):
-            written.update(zip(part.keys.to_pylist(), part.values.to_pylist(), strict=True))
+        for part in changes:
+            written.update(part.pairs())
         return written
 
     def _changes(self, segments: Iterable[Segment]) -> Iterator[ArrowEntries]:
-        return map(_in_arrow, segment_changes(self.storage, list(segments)))
+        return map(ArrowEntries.of, segment_changes(self.storage, list(segments)))
 
     def _merged(self, scratch: Path, on_step: OnStep) -> Iterator[ArrowEntries]:
         """Yield all entries; all segments are read before the first."""
@@ -223,7 +226,7 @@ class StoredState:
             return iter(())
         if base.format == CANONICAL_FORMAT:
             return self._in_order(self._canonical(base, None))
-        parts = map(_in_arrow, read_base(self.storage, base, scratch))
+        parts = map(ArrowEntries.of, read_base(self.storage, base, scratch))
         if find_snapshot_format(base.format) is not None:
             return parts  # a backend scans in order
         return self._in_order(parts)
@@ -253,7 +256,7 @@ class StoredState:
 
     def _below(self, prefix: bytes, on_step: OnStep) -> ArrowEntries:
         """Return the entries with a prefix; segments are read whole, a base where it has them."""
-        parts: list[ArrowEntries] = [_in_arrow(Changes([], []))]
+        parts: list[ArrowEntries] = [ArrowEntries.of(Changes([], []))]
         if self.handle.base is not None:
             for part in self._base_below(self.handle.base, prefix):
                 parts.append(_with_prefix(part, prefix))
@@ -266,16 +269,16 @@ class StoredState:
     def _base_below(self, base: BaseSnapshot, prefix: bytes) -> Iterator[ArrowEntries]:
         files_format = find_snapshot_format(base.format)
         if files_format is not None:
-            with tempfile.TemporaryDirectory(prefix="pyspark_ckpt-read-", dir=self._root) as name:
-                place = Path(name) / "files"
-                fetch_files(self.storage, base, files_format, place, in_place=True)
-                with open_fetched(place, base, read_only=True) as backend:
-                    entries = list(backend.scan(prefix))
-            yield _in_arrow(Changes([key for key, _ in entries], [value for _, value in entries]))
+            with self._database(base, files_format) as backend:
+                entries = list(backend.scan(prefix))
+            yield ArrowEntries.of(
+                Changes([key for key, _ in entries], [value for _, value in entries])
+            )
         elif base.format == CHANGES_FORMAT:
             for each in base.files:
                 with self.storage.open_verified(each.file) as file:
-                    yield from map(_in_arrow, decode_changes_below(file, each.file.path, prefix))
+                    changes = decode_changes_below(file, each.file.path, prefix)
+                    yield from map(ArrowEntries.of, changes)
         else:
             yield from self._canonical(base, StoredRange.below(prefix).key_groups)
 
@@ -283,43 +286,48 @@ class StoredState:
         """Return the entries of some keys, which are in order."""
         found: dict[bytes, bytes | None] = {}
         files_format = find_snapshot_format(base.format)
-        with tempfile.TemporaryDirectory(prefix="pyspark_ckpt-read-", dir=self._root) as name:
-            if files_format is None:
-                for part in self._base(Path(name)):
+        if files_format is None:
+            with self._scratch() as scratch:
+                for part in self._base(scratch):
                     found.update(_among(part, wanted))
-                return found
-            place = Path(name) / "files"
-            fetch_files(self.storage, base, files_format, place, in_place=True)
-            with open_fetched(place, base, read_only=True) as backend:
-                keys = wanted.to_pylist()
-                for start in range(0, len(keys), _KEYS_AT_ONCE):
-                    some = keys[start : start + _KEYS_AT_ONCE]
-                    found.update(zip(some, backend.get_many(some), strict=True))
+            return found
+        with self._database(base, files_format) as backend:
+            keys = wanted.to_pylist()
+            for start in range(0, len(keys), _KEYS_AT_ONCE):
+                some = keys[start : start + _KEYS_AT_ONCE]
+                found.update(zip(some, backend.get_many(some), strict=True))
         return found
 
+    @contextmanager
+    def _database(self, base: BaseSnapshot, files_format: SnapshotFormat) -> Iterator[StateBackend]:
+        """Open a base snapshot in the files of a backend, to read."""
+        with self._scratch() as scratch:
+            place = scratch / "files"
+            fetch_files(self.storage, base, files_format, place, in_place=True)
+            with open_fetched(place, base, read_only=True) as backend:
+                yield backend
 
-def _in_arrow(part: Changes) -> ArrowEntries:
-    return ArrowEntries(pa.array(part.keys, pa.binary()), pa.array(part.values, pa.binary()))
+    @contextmanager
+    def _scratch(self) -> Iterator[Path]:
+        """Make a temporary directory."""
+        with tempfile.TemporaryDirectory(prefix="pyspark_ckpt-read-", dir=self._root) as name:
+            yield Path(name)
 
 
 def _with_prefix(part: ArrowEntries, prefix: bytes) -> ArrowEntries:
-    has_prefix = pc.starts_with(part.keys, prefix)
-    return ArrowEntries(part.keys.filter(has_prefix), part.values.filter(has_prefix))
+    return part.filter(pc.starts_with(part.keys, prefix))
 
 
 def _among(part: ArrowEntries, wanted: pa.BinaryArray) -> dict[bytes, bytes | None]:
     """Return the entries of wanted keys; of a key that comes twice, the last one."""
-    is_wanted = pc.is_in(part.keys, value_set=wanted)
-    found = part.keys.filter(is_wanted).to_pylist(), part.values.filter(is_wanted).to_pylist()
-    return dict(zip(*found, strict=True))
+    return dict(part.filter(pc.is_in(part.keys, value_set=wanted)).pairs())
 
 
 def _puts(entries: ArrowEntries) -> ArrowEntries:
     """Leave out deletes."""
     if not entries.values.null_count:
         return entries
-    is_put = entries.values.is_valid()
-    return ArrowEntries(entries.keys.filter(is_put), entries.values.filter(is_put))
+    return entries.filter(entries.values.is_valid())
 
 
 def _overlaid(

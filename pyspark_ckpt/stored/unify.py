@@ -19,7 +19,7 @@ from pyspark_ckpt.operator.schema.evolution import Verdict, compare
 from pyspark_ckpt.operator.schema.report import ROWS_STATE
 from pyspark_ckpt.operator.schema.verdict import used_migration
 from pyspark_ckpt.operator.state.kinds import StateKind, kind_of
-from pyspark_ckpt.operator.state.migration import StateRewrite, schema_of
+from pyspark_ckpt.operator.state.migration import EntryRewrite, schema_of
 from pyspark_ckpt.operator.table.catalog import is_beginning, same_schema, struct_type
 from pyspark_ckpt.operator.table.stored_keys import MAX_STATES
 from pyspark_ckpt.operator.table.time_to_live import stamp_of
@@ -30,7 +30,7 @@ class StateMove:
     """The change of a state's entries: another id, another form, a time that they lacked."""
 
     target_id: int
-    rewrite: StateRewrite | None
+    rewrite: EntryRewrite | None
     stamp: bytes
 
 
@@ -163,7 +163,7 @@ class UnifiedStates:
         migration = self._migration_of(state)
         rewrite = None
         if migration is not None or not _is_read_by(state, target):
-            rewrite = StateRewrite(state, target, migration, where)
+            rewrite = EntryRewrite(state, target, migration, where)
         stamp = b""
         since_ms = _since_ms(state, target)
         if target.ttl is not None and target.ttl.since_ms is None and since_ms is not None:

@@ -47,7 +47,7 @@ from pyspark_ckpt.operator.task_failure import marks_errors
 from pyspark_ckpt.storage.open import Storage, open_storage
 from pyspark_ckpt.stored.binary_column import BinaryColumn, Numbers
 from pyspark_ckpt.stored.blocks import entries_by_range, in_order
-from pyspark_ckpt.stored.movement import STREAM_PLACE_BYTES
+from pyspark_ckpt.stored.redistribution import STREAM_PLACE_BYTES
 from pyspark_ckpt.stored.sorted_runs import cut_before
 from pyspark_ckpt.values.message_pack import end_of_value
 from state_backends import Changes
@@ -55,7 +55,7 @@ from state_backends import Changes
 HANDLES_SCHEMA = "handle binary"
 CANONICAL_NAME = "state.parquet"
 POSITION_BYTES = 8
-"""Bytes of the place of an item in its list, behind the stored key of the list."""
+"""An item's stored key ends with so many bytes: the place of the item in its list."""
 
 _FIRST_TIMEOUT_MS = -(1 << 63)
 _CHUNK_NUMBER_BYTES = 4
@@ -66,10 +66,14 @@ _SHOWN_CHARACTERS = 200
 
 @dataclass(frozen=True, slots=True)
 class Twice:
-    """What is said if two entries come for one place."""
+    """What is said if two entries come for one place.
+
+    With `is_one_timer`, a timer that comes twice is one timer, and nothing is said.
+    """
 
     error: type[CkptError]
     advice: str
+    is_one_timer: bool = False
 
 
 TWICE_STORED = Twice(
@@ -137,7 +141,7 @@ def write_base(
     entries = _WholeEntries(first, destination)
     if destination.token is None:
         name, form = CHANGES_NAME, CHANGES_FORMAT
-        content = encode_changes(map(_as_changes, entries.parts(parts)))
+        content = encode_changes(map(ArrowEntries.changes, entries.parts(parts)))
         file = target.write(base_path(first.uid, first.subtask, first.epoch), content)
     else:
         name, form = CANONICAL_NAME, CANONICAL_FORMAT
@@ -165,10 +169,6 @@ def timeout_before(timer_ms: int) -> int:
     return max(timer_ms, _FIRST_TIMEOUT_MS + 1) - 1
 
 
-def _as_changes(part: ArrowEntries) -> Changes:
-    return Changes(part.keys.to_pylist(), part.values.to_pylist())
-
-
 class _WholeEntries:
     """Makes the entries of a subtask, given in the order of stored keys, as they are stored."""
 
@@ -193,8 +193,8 @@ class _WholeEntries:
                 yield part
 
     def _checked(self, part: ArrowEntries) -> ArrowEntries:
-        """Return the entries of a part, timers that are given twice once."""
-        keys, values = part.keys, part.values
+        """Return the entries of a part, each once."""
+        keys = part.keys
         same = np.zeros(len(keys), bool)
         same[0] = keys[0].as_py() == self._last
         same[1:] = pc.equal(keys[1:], keys[:-1]).to_numpy(zero_copy_only=False)
@@ -202,21 +202,22 @@ class _WholeEntries:
         if same.any():
             for place in np.flatnonzero(same):
                 self._check_twice(keys[int(place)].as_py())
-            kept = pa.array(~same)
-            keys, values = keys.filter(kept), values.filter(kept)
+            part = part.filter(pa.array(~same))
         if self.earliest_timer_ms is None and self._last >= TIME_INDEX:
-            _, from_timers = cut_before(ArrowEntries(keys, values), TIME_INDEX)
+            _, from_timers = cut_before(part, TIME_INDEX)
             if len(from_timers):
                 self.earliest_timer_ms = earliest_timer_ms(from_timers.keys[0].as_py())
-        return ArrowEntries(keys, values)
+        return part
 
     def _check_twice(self, key: bytes) -> None:
-        """Check that an entry that comes twice is a timer, which is the same timer."""
+        """Check that an entry may come twice: a timer may where timers are given."""
         state_id = key[KEY_GROUP_BYTES]
-        if key.startswith(TIME_INDEX) or (key < TIME_INDEX and state_id == MAX_STATES):
-            return
-        start = KEY_GROUP_BYTES + 1
         twice = self._destination.twice
+        if key.startswith(TIME_INDEX) or (key < TIME_INDEX and state_id == MAX_STATES):
+            if twice.is_one_timer:
+                return
+            raise twice.error(f"{self._where}: a timer would be there twice: {twice.advice}")
+        start = KEY_GROUP_BYTES + 1
         if key.startswith(RAW_STATE):
             start = len(RAW_STATE)
             if self._destination.renumbers_streams:
@@ -254,12 +255,11 @@ def _with_chunks(parts: Iterable[ArrowEntries], lists: list[int]) -> Iterator[Ar
             continue
         edges = np.flatnonzero(np.diff(is_item)) + 1
         for start, stop in zip([0, *edges], [*edges, len(part)], strict=True):
-            keys, values = part.keys[start:stop], part.values[start:stop]
             if is_item[start]:
-                yield chunks.added(keys.to_pylist(), values.to_pylist())
+                yield chunks.added(part[start:stop])
             else:
                 yield chunks.taken()
-                yield ArrowEntries(keys, values)
+                yield part[start:stop]
     yield chunks.taken()
 
 
@@ -279,20 +279,20 @@ class _Chunks:
         self._prefix: bytes | None = None
         self._items: list[bytes] = []
 
-    def added(self, keys: list[bytes], values: list[bytes]) -> ArrowEntries:
+    def added(self, items: ArrowEntries) -> ArrowEntries:
         """Add items in their order; return the entries of the lists that are whole."""
         entries: list[tuple[bytes, bytes]] = []
-        for key, value in zip(keys, values, strict=True):
+        for key, value in items.pairs():
             prefix = key[:-POSITION_BYTES]
             if prefix != self._prefix:
                 entries += self._whole()
                 self._prefix = prefix
             self._items.append(value)
-        return _in_arrow(entries)
+        return _entries(entries)
 
     def taken(self) -> ArrowEntries:
         """Return the entries of the last list."""
-        return _in_arrow(self._whole())
+        return _entries(self._whole())
 
     def _whole(self) -> list[tuple[bytes, bytes]]:
         """Return the entries of the list: the number of its chunks, then the chunks.
@@ -332,8 +332,7 @@ def _with_numbered_streams(parts: Iterable[ArrowEntries]) -> Iterator[ArrowEntri
         others, raw = cut_before(part, RAW_STATE)
         yield others
         entries = []
-        pairs = zip(raw.keys.to_pylist(), raw.values.to_pylist(), strict=True)
-        for place, chunks in groupby(pairs, key=lambda entry: entry[0][:place_end]):
+        for place, chunks in groupby(raw.pairs(), key=lambda entry: entry[0][:place_end]):
             number = numbers.setdefault(place, len(numbers))
             if number == MAX_STREAMS:
                 raise PlanError(
@@ -342,9 +341,8 @@ def _with_numbered_streams(parts: Iterable[ArrowEntries]) -> Iterator[ArrowEntri
                 )
             head = RAW_STATE + number.to_bytes(_STREAM_BYTES, "big")
             entries += [(head + key[place_end:], value) for key, value in chunks]
-        yield _in_arrow(entries)
+        yield _entries(entries)
 
 
-def _in_arrow(entries: list[tuple[bytes, bytes]]) -> ArrowEntries:
-    keys = pa.array([key for key, _ in entries], pa.binary())
-    return ArrowEntries(keys, pa.array([value for _, value in entries], pa.binary()))
+def _entries(pairs: list[tuple[bytes, bytes]]) -> ArrowEntries:
+    return ArrowEntries.of(Changes([key for key, _ in pairs], [value for _, value in pairs]))

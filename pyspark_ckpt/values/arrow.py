@@ -63,18 +63,12 @@ def viewed(column: pa.Array, wanted: pa.DataType) -> pa.Array:
         return column
     if _is_large(kind) and not _is_large(wanted):
         return viewed(_small(column), wanted)
-    buffers, offset = column.buffers()[:2], column.offset
-    if pa.types.is_struct(kind) and wanted.num_fields == kind.num_fields:
-        buffers, offset = [column.is_valid().buffers()[1] if column.null_count else None], 0
-        inner = [column.field(place) for place in range(kind.num_fields)]
-    elif pa.types.is_map(kind):
-        inner = [pa.StructArray.from_arrays([column.keys, column.items], names=["key", "value"])]
-    elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        inner = [column.values]
-    else:
+    inner = _inner_arrays(column)
+    if not inner or len(inner) != wanted.num_fields:
         return column.view(wanted)
-    children = [viewed(one, wanted.field(place).type) for place, one in enumerate(inner)]
-    return pa.Array.from_buffers(wanted, len(column), buffers, offset=offset, children=children)
+    return _with_inner(
+        column, wanted, [viewed(one, wanted.field(place).type) for place, one in enumerate(inner)]
+    )
 
 
 def with_offsets(column: pa.Array) -> pa.Array:
@@ -84,29 +78,37 @@ def with_offsets(column: pa.Array) -> pa.Array:
     arrays are returned as they are.
     """
     kind = column.type
-    if pa.types.is_struct(kind):
-        inner = [column.field(place) for place in range(kind.num_fields)]
-    elif pa.types.is_map(kind):
-        inner = [column.keys, column.items]
-    elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        inner = [column.values]
-    else:
-        return column if len(column) or not _has_offsets(kind) else pa.array([], kind)
     if not len(column):
-        return pa.array([], kind)
+        return pa.array([], kind) if kind.num_fields or _has_offsets(kind) else column
+    inner = _inner_arrays(column)
     whole = [with_offsets(each) for each in inner]
     if all(given is made for given, made in zip(inner, whole, strict=True)):
         return column
-    buffers, offset = column.buffers()[:2], column.offset
-    if pa.types.is_struct(kind):
-        buffers, offset = [column.is_valid().buffers()[1] if column.null_count else None], 0
-    elif pa.types.is_map(kind):
-        whole = [pa.StructArray.from_arrays(whole, names=["key", "value"])]
-    return pa.Array.from_buffers(kind, len(column), buffers, offset=offset, children=whole)
+    return _with_inner(column, kind, whole)
 
 
 def _has_offsets(kind: pa.DataType) -> bool:
     return pa.types.is_string(kind) or pa.types.is_binary(kind) or _is_large(kind)
+
+
+def _inner_arrays(column: pa.Array) -> list[pa.Array]:
+    """Return the arrays inside of a struct, a list or a map, whose entries are one struct."""
+    kind = column.type
+    if pa.types.is_struct(kind):
+        return [column.field(place) for place in range(kind.num_fields)]
+    if pa.types.is_map(kind):
+        return [pa.StructArray.from_arrays([column.keys, column.items], names=["key", "value"])]
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return [column.values]
+    return []
+
+
+def _with_inner(column: pa.Array, kind: pa.DataType, inner: list[pa.Array]) -> pa.Array:
+    """Return a struct, a list or a map as another type, with other arrays inside."""
+    buffers, offset = column.buffers()[:2], column.offset
+    if pa.types.is_struct(column.type):
+        buffers, offset = [column.is_valid().buffers()[1] if column.null_count else None], 0
+    return pa.Array.from_buffers(kind, len(column), buffers, offset=offset, children=inner)
 
 
 def _is_large(kind: pa.DataType) -> bool:

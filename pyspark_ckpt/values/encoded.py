@@ -37,7 +37,7 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class Form(Enum):
-    """What a tuple is in the state: equal keys have equal bytes, and a key has forms of its own."""
+    """What a tuple is in the state; equal keys, and equal keys of a map, get the same bytes."""
 
     VALUE = auto()
     MAP_KEY = auto()

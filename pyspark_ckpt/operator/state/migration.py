@@ -84,7 +84,7 @@ def migrate(
         )
     ttl = continued_ttl(source, wanted.ttl)
     target_id = catalog.add(msgspec.structs.replace(wanted, ttl=ttl, is_stamped=True))
-    rewrite = StateRewrite(source, wanted, migration, f"{where}, state {source.name!r}")
+    rewrite = EntryRewrite(source, wanted, migration, f"{where}, state {source.name!r}")
     for entry in _entries_of(table, source_id):
         prefix = entry.prefix + bytes([target_id]) + entry.key
         rest, data = rewrite(entry.rest, entry.data)
@@ -125,7 +125,7 @@ def _entries_of(table: StateTable, state_id: int) -> Iterator[_Entry]:
         )
 
 
-class StateRewrite:
+class EntryRewrite:
     """Turns entries of a stored state into entries of another state; runs on an executor."""
 
     def __init__(

@@ -17,7 +17,7 @@ from pyspark_ckpt.formats.canonical_file import ArrowEntries
 from pyspark_ckpt.operator.rows.keys import key_groups_of
 from pyspark_ckpt.operator.table.stored_keys import encode_key_group
 from pyspark_ckpt.operator.table.writes import DEFAULT_LIMIT_BYTES
-from pyspark_ckpt.stored.movement import Movement
+from pyspark_ckpt.stored.redistribution import Redistribution
 from pyspark_ckpt.stored.unify import UnifiedStates
 from state_backends import Changes, open_backend
 from tests.unit.operator.subtask_epochs import IN_MEMORY, SubtaskEpochs
@@ -140,7 +140,7 @@ def test_values_are_those_of_a_restart(programs: list[Program]) -> None:
         for parallelism in (1, 3):
             assert values_of(move(subtasks, parallelism), names, directory) == wanted
         unified = UnifiedStates("u", [each.handle for each in subtasks])
-        movement = Movement(unified, 2, MAX)
+        redistribution = Redistribution(unified, 2, MAX)
         edited = []
         for each in subtasks:
             keys = sorted(each.entries)
@@ -149,7 +149,7 @@ def test_values_are_those_of_a_restart(programs: list[Program]) -> None:
             )
             entries = {
                 row["stored_key"]: row["value"]
-                for batch in movement.batches(each.handle, [part])
+                for batch in redistribution.batches(each.handle, [part])
                 for row in batch.to_pylist()
                 if row["subtask"] == each.handle.subtask
             }

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import types as T
 
-from pyspark_ckpt.errors import CorruptFileError, IncompatibleStateError
+from pyspark_ckpt.errors import CorruptFileError, IncompatibleStateError, StateValueError
 from pyspark_ckpt.formats.canonical_file import ArrowEntries
 from pyspark_ckpt.formats.change_file import encode_changes
 from pyspark_ckpt.formats.handle import (
@@ -46,11 +46,11 @@ from pyspark_ckpt.operator.time import EpochClock
 from pyspark_ckpt.restore.planned import MovedOperator
 from pyspark_ckpt.restore.rescale import rewrite_of
 from pyspark_ckpt.storage.open import LocalStorage, Storage
-from pyspark_ckpt.stored.movement import Entry, Movement
+from pyspark_ckpt.stored.redistribution import Entry, Redistribution
 from pyspark_ckpt.stored.rewrite import StateRewrite
 from pyspark_ckpt.stored.state import StoredState
 from pyspark_ckpt.stored.unify import UnifiedStates
-from pyspark_ckpt.stored.writing import TWICE_STORED, Destination, write_base
+from pyspark_ckpt.stored.writing import TWICE_STORED, Destination, Twice, write_base
 from pyspark_ckpt.values.codec import key_encoder
 from state_backends import Changes, open_backend
 from tests import rewrites
@@ -309,13 +309,16 @@ def test_the_written_subtask_is_what_its_handle_says(directory: Path, tmp_path: 
     assert [each.timeout_ms for each in rewrites.run(other_clock)] == [None]
 
 
-def written(target: Path, *entries: Entry, states: tuple[StateDescriptor, ...] = ()) -> Handle:
+def written(
+    target: Path,
+    *entries: Entry,
+    states: tuple[StateDescriptor, ...] = (),
+    twice: Twice = TWICE_STORED,
+) -> Handle:
     keys, values = zip(*entries, strict=True)
     part = ArrowEntries(pa.array(keys, pa.binary()), pa.array(values, pa.binary()))
     storage = LocalStorage(target)
-    return write_base(
-        storage, handle_of(0, 1, states), [part], Destination(storage.url, TWICE_STORED)
-    )
+    return write_base(storage, handle_of(0, 1, states), [part], Destination(storage.url, twice))
 
 
 def test_the_timeout_of_the_first_possible_timer(tmp_path: Path) -> None:
@@ -332,13 +335,27 @@ def test_two_entries_of_one_key_are_refused(tmp_path: Path) -> None:
         written(tmp_path, entry, entry, states=states)
 
 
+@pytest.mark.parametrize("is_by_time", [False, True])
+def test_a_timer_that_is_stored_twice_is_refused(tmp_path: Path, *, is_by_time: bool) -> None:
+    """Two subtasks have it, so one is wrong; a timer that is given twice is one."""
+    group, key, time = encode_key_group(0), encode(("k",)), encode_time(5)
+    place = TIME_INDEX + time + group + key if is_by_time else group + b"\xff" + key + time
+    entry = place, b""
+    with pytest.raises(IncompatibleStateError, match="subtask 0: a timer would be there twice"):
+        written(tmp_path, entry, entry)
+    given = Twice(StateValueError, "", is_one_timer=True)
+    base = written(tmp_path, entry, entry, twice=given).base
+    assert base is not None
+    assert base.entries == 1
+
+
 @pytest.mark.parametrize("key", [b"\x90\x00x", b"\x80\x00x", b"\x80\x01" + bytes(20), b"\x00"])
 def test_a_key_of_no_known_kind_is_refused(key: bytes) -> None:
     handle = handle_of(0, 1, ())
     part = ArrowEntries(pa.array([key], pa.binary()), pa.array([b""], pa.binary()))
-    movement = Movement(UnifiedStates("u", [handle]), 1, MAX, broadcast_giver=0)
+    redistribution = Redistribution(UnifiedStates("u", [handle]), 1, MAX, broadcast_giver=0)
     with pytest.raises(CorruptFileError, match="no known kind"):
-        list(movement.batches(handle, [part]))
+        list(redistribution.batches(handle, [part]))
 
 
 def test_raw_state_of_many_chunks_stays_in_order() -> None:

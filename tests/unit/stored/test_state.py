@@ -137,6 +137,8 @@ def test_it_is_what_a_dictionary_has(
         assert pairs(stored.changes(since)) == written
         assert stored.last_changes(since) == dict(written)
         assert stored.changes("another") is None
+        with pytest.raises(ValueError, match="not in the lineage"):
+            stored.last_changes("another")
     assert not list(scratch.iterdir())
 
 

@@ -236,7 +236,7 @@ def test_keys(data_type: T.DataType, values: list[Any], name: str, epochs: Subta
     rows = [row_of(value, *names) for value in (*held(values, data_type, name), None)]
     sent = sent_batch(schema, rows)
     subtask = Subtask(epochs, MODES[name], InputColumns(schema, names), schema)
-    # Integers beside a null are fractions in frames of one key.
+    # In a pandas frame, a column of integers that has a null becomes a column of floats.
     parts = [[sent.slice(0, len(rows) - 1)], [sent.slice(len(rows) - 1)]]
     found = pa.Table.from_batches(subtask.batches(KEY_PROCESSORS[name](), EpochInput(parts)))
     expected = {repr(plain(row, is_key=True)) for row in sent.select(range(4)).to_pylist()}

@@ -13,7 +13,7 @@ from pyspark.sql import types as T
 from pyspark_ckpt.formats.handle import StateDescriptor
 from pyspark_ckpt.migration import Migration
 from pyspark_ckpt.operator.state.list import encode_chunk
-from pyspark_ckpt.operator.state.migration import StateRewrite
+from pyspark_ckpt.operator.state.migration import EntryRewrite
 from pyspark_ckpt.values.arrow import arrow_type
 from tests.unit.operator.subtask_epochs import KEYS, NUMBER, SubtaskEpochs
 
@@ -112,7 +112,7 @@ def test_a_rewrite_without_a_function_keeps_what_is_stored(kind: str) -> None:
     wanted = encode((None, *plain[1:], plain[0], (1.0, *plain)))
     if kind == "list":
         data, wanted = encode_chunk([data, data]), encode_chunk([wanted, wanted])
-    rewrite = StateRewrite(source, target, None, "state 's'")
+    rewrite = EntryRewrite(source, target, None, "state 's'")
     found = rewrite(b"" if kind == "value" else rest, data)
     assert found == (b"" if kind == "value" else rest, wanted)
 
@@ -130,7 +130,7 @@ def test_what_a_users_function_returns_as_it_was_stays_as_it_is_stored() -> None
         )
         for schema in (value, turned)
     )
-    rewrite = StateRewrite(source, target, same, "state 's'")
+    rewrite = EntryRewrite(source, target, same, "state 's'")
     at, other = (micros(at) for at in INSTANTS[:2])
     for one in (at, other, at):
         found = rewrite(encode((one,)), encode((one, 1, [other, at])))

@@ -27,8 +27,7 @@ from pyspark_ckpt.formats.canonical_file import ArrowEntries
 from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.formats.modes import ListRedistribution
 from pyspark_ckpt.operator.rows.keys import KeyPlaces, subtask_of
-from pyspark_ckpt.operator.state.kinds import Movement as MovementOfKind
-from pyspark_ckpt.operator.state.kinds import kind_of
+from pyspark_ckpt.operator.state.kinds import Movement, kind_of
 from pyspark_ckpt.operator.state.list import decode_chunk
 from pyspark_ckpt.operator.table.catalog import struct_type
 from pyspark_ckpt.operator.table.stored_keys import (
@@ -42,11 +41,12 @@ from pyspark_ckpt.operator.table.stored_keys import (
 )
 from pyspark_ckpt.operator.table.time_to_live import without_stamp
 from pyspark_ckpt.stored.binary_column import BinaryColumn, Numbers
+from pyspark_ckpt.stored.blocks import SUBTASK
 from pyspark_ckpt.stored.sorted_runs import cut_before
 from pyspark_ckpt.stored.unify import StateMove, UnifiedStates
 from pyspark_ckpt.values.message_pack import end_of_value
 
-SUBTASK, STORED_KEY, VALUE = "subtask", "stored_key", "value"
+STORED_KEY, VALUE = "stored_key", "value"
 ENTRIES_SCHEMA = T.StructType(
     [
         T.StructField(SUBTASK, T.IntegerType()),
@@ -84,7 +84,7 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True)
-class Movement:
+class Redistribution:
     """How the entries of an operator's old subtasks move; shipped to executors.
 
     `broadcast_giver` is the old subtask whose broadcast state all new subtasks get. Without one,
@@ -107,15 +107,15 @@ class Movement:
 class _Moves:
     """Moves the entries of one old subtask."""
 
-    def __init__(self, movement: Movement, handle: Handle) -> None:
-        self._movement = movement
+    def __init__(self, redistribution: Redistribution, handle: Handle) -> None:
+        self._to = redistribution
         self._handle = handle
         self._where = f"operator {handle.uid!r}, subtask {handle.subtask}"
-        kept = movement.kept
+        kept = redistribution.kept
         self._kept = kept
         self._moves = {
             state_id: move
-            for state_id, move in movement.states.moves(handle).items()
+            for state_id, move in redistribution.states.moves(handle).items()
             if kept.states is None or move.target_id in kept.states
         }
         self._erased_groups = {key[:KEY_GROUP_BYTES] for key in kept.erased}
@@ -127,8 +127,8 @@ class _Moves:
         if kept.timers:
             self._as_they_are.append(MAX_STATES)
         self._groups = None
-        if handle.max_parallelism != movement.max_parallelism:
-            places = KeyPlaces(struct_type(handle.key_schema), movement.max_parallelism)
+        if handle.max_parallelism != redistribution.max_parallelism:
+            places = KeyPlaces(struct_type(handle.key_schema), redistribution.max_parallelism)
             self._groups = _NewGroups(places)
         self._items: dict[int, int] = {}
 
@@ -142,10 +142,10 @@ class _Moves:
             yield from self._by_time(by_time)
         of_subtask, rest = cut_before(rest, RAW_STATE)
         if len(of_subtask):
-            yield from self._batch(self._of_subtask(_pairs(of_subtask)))
+            yield from self._batch(self._of_subtask(of_subtask.pairs()))
         raw, unknown = cut_before(rest, _END)
         if len(raw) and self._kept.raw:
-            yield from self._batch(self._raw(_pairs(raw)))
+            yield from self._batch(self._raw(raw.pairs()))
         if len(unknown):
             raise self._unknown(unknown.keys[0].as_py())
 
@@ -165,13 +165,10 @@ class _Moves:
             yield self._whole(groups, entries)
             return
         if is_same.any():
-            mask = pa.array(is_same)
-            same = ArrowEntries(entries.keys.filter(mask), entries.values.filter(mask))
-            yield self._whole(groups[is_same], same)
+            yield self._whole(groups[is_same], entries.filter(pa.array(is_same)))
         is_other = ~is_same & np.isin(ids, [*self._moves, *self._as_they_are])
         if is_other.any():
-            mask = pa.array(is_other)
-            pairs = _pairs(ArrowEntries(entries.keys.filter(mask), entries.values.filter(mask)))
+            pairs = entries.filter(pa.array(is_other)).pairs()
             yield from self._batch(self._one_by_one(pairs))
 
     def _one_by_one(self, entries: Iterable[Entry]) -> Iterator[tuple[int, bytes, bytes]]:
@@ -195,15 +192,16 @@ class _Moves:
         if not (self._kept.timers and self._kept.keyed):
             return
         keys = BinaryColumn.of(entries.keys)
-        if keys.lengths.min() < _GROUP_OF_TIMER + KEY_GROUP_BYTES or not _all_begin_with(
-            keys, TIME_INDEX
-        ):
-            raise self._unknown(keys.value(int(np.argmin(keys.lengths))))
+        is_timer = keys.lengths >= _GROUP_OF_TIMER + KEY_GROUP_BYTES
+        for place, byte in enumerate(TIME_INDEX):
+            is_timer &= keys.bytes_at(place) == byte
+        if not is_timer.all():
+            raise self._unknown(keys.value(int(np.argmin(is_timer))))
         if self._groups is None and not self._kept.erased:
             groups = keys.numbers(KEY_GROUP_BYTES, from_start=_GROUP_OF_TIMER).astype(np.int64)
             yield self._whole(groups, entries)
             return
-        yield from self._batch(self._timers_by_time(_pairs(entries)))
+        yield from self._batch(self._timers_by_time(entries.pairs()))
 
     def _timers_by_time(self, entries: Iterable[Entry]) -> Iterator[tuple[int, bytes, bytes]]:
         for key, value in entries:
@@ -216,7 +214,7 @@ class _Moves:
             yield self._subtask(new_group), moved, value
 
     def _of_subtask(self, entries: Iterable[Entry]) -> Iterator[tuple[int, bytes, bytes]]:
-        movement, own = self._movement, self._handle.subtask
+        to, own = self._to, self._handle.subtask
         for key, value in entries:
             if len(key) < _ID_END or not key.startswith(OPERATOR_STATE):
                 raise self._unknown(key)
@@ -225,42 +223,41 @@ class _Moves:
                 continue
             prefix = OPERATOR_STATE + bytes([move.target_id])
             rest, value = rewritten(move, key[_ID_END:], value)  # noqa: PLW2901
-            if movement.broadcast_giver is None:
+            if to.broadcast_giver is None:
                 yield own, prefix + rest, value
-            elif kind_of(movement.states.states[move.target_id]).movement is (
-                MovementOfKind.DEALT_OUT
-            ):
+            elif kind_of(to.states.states[move.target_id]).movement is Movement.DEALT_OUT:
                 if rest:  # else it is the number of chunks, which are made anew
                     yield from self._list_items(move.target_id, prefix, value)
-            elif movement.broadcast_giver == own:
-                for subtask in range(movement.parallelism):
+            elif to.broadcast_giver == own:
+                for subtask in range(to.parallelism):
                     yield subtask, prefix + rest, value
 
     def _list_items(
         self, state_id: int, prefix: bytes, chunk: bytes
     ) -> Iterator[tuple[int, bytes, bytes]]:
-        movement, own = self._movement, self._handle.subtask
-        goes_to_all = movement.states.states[state_id].redistribution is ListRedistribution.UNION
+        to, own = self._to, self._handle.subtask
+        goes_to_all = to.states.states[state_id].redistribution is ListRedistribution.UNION
         place = self._items.get(state_id, 0)
         for item in decode_chunk(chunk):
             key = prefix + _ITEM.pack(own, place)
             # From the own subtask on, so that short lists do not all begin at subtask 0.
-            dealt = [(own + place) % movement.parallelism]
-            for subtask in range(movement.parallelism) if goes_to_all else dealt:
+            dealt = [(own + place) % to.parallelism]
+            for subtask in range(to.parallelism) if goes_to_all else dealt:
                 yield subtask, key, item
             place += 1
         self._items[state_id] = place
 
     def _raw(self, entries: Iterable[Entry]) -> Iterator[tuple[int, bytes, bytes]]:
-        movement, own = self._movement, self._handle.subtask
-        if movement.broadcast_giver is None:
-            yield from ((own, key, value) for key, value in entries)
-            return
-        subtask = own * movement.parallelism // self._handle.parallelism
+        to, own = self._to, self._handle.subtask
+        goes_on = to.broadcast_giver is None
+        subtask = own * to.parallelism // self._handle.parallelism
         for key, value in entries:
             if not key.startswith(RAW_STATE):
                 raise self._unknown(key)
-            yield subtask, RAW_STATE + _NUMBER.pack(own) + key[len(RAW_STATE) :], value
+            if goes_on:
+                yield own, key, value
+            else:
+                yield subtask, RAW_STATE + _NUMBER.pack(own) + key[len(RAW_STATE) :], value
 
     def _new_group(self, group: bytes, user_key: bytes) -> int:
         if self._groups is None:
@@ -268,12 +265,12 @@ class _Moves:
         return self._groups.of(user_key)
 
     def _subtask(self, group: int) -> int:
-        return subtask_of(group, self._movement.parallelism, self._movement.max_parallelism)
+        return subtask_of(group, self._to.parallelism, self._to.max_parallelism)
 
     def _whole(self, groups: Numbers, entries: ArrowEntries) -> pa.RecordBatch:
         """Return entries that stay as they are, with their subtasks."""
-        movement = self._movement
-        subtasks = groups * movement.parallelism // movement.max_parallelism
+        to = self._to
+        subtasks = groups * to.parallelism // to.max_parallelism
         columns = [pa.array(subtasks.astype(np.int32)), entries.keys, entries.values]
         return pa.RecordBatch.from_arrays(columns, schema=ARROW_ENTRIES)
 
@@ -315,11 +312,3 @@ def rewritten(move: StateMove, rest: bytes, value: bytes) -> Entry:
     if move.rewrite is not None:
         rest, data = move.rewrite(rest, data)
     return rest, stamp + data
-
-
-def _pairs(entries: ArrowEntries) -> Iterator[Entry]:
-    return zip(entries.keys.to_pylist(), entries.values.to_pylist(), strict=True)
-
-
-def _all_begin_with(keys: BinaryColumn, head: bytes) -> bool:
-    return all(bool((keys.bytes_at(place) == byte).all()) for place, byte in enumerate(head))
