@@ -29,7 +29,7 @@ BEGIN, END = "<!-- results of make matrix -->\n", "<!-- end of the results -->\n
 SHOWN = ("pandas", "pyarrow", "numpy", "rocksdict")
 LOWEST = {
     "numpy": "1.23.5", "pandas": "2.2.0", "pyarrow": "18.0.0", "rocksdict": "0.3.29",
-    "fsspec": "2024.6.0", "msgspec": "0.21.0", "lmdb": "2.1.1", "rich": "13.0.0",
+    "fsspec": "2024.6.0", "msgspec": "0.21.0", "lmdb": "2.1.1", "rich": "13.0.0", "xxhash": "3.1.0",
 }  # fmt: skip
 """The lowest release of each package that setup.cfg allows and that pip offers."""
 

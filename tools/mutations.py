@@ -321,6 +321,20 @@ MUTATIONS = (
         "tests/query/checkpoints/test_missing_partitions.py",
     ),
     Mutation(
+        "the check of a block of Spark's changes",
+        "pyspark_ckpt/spark/state_changes.py",
+        " or xxhash.xxh32_intdigest(block, _SEED) & _CHECK_BITS != check:",
+        ":",
+        "tests/query/checkpoints/test_state_rows.py -k read_or_refused",
+    ),
+    Mutation(
+        "state of no key, which a divided subtask would lose",
+        "pyspark_ckpt/operator/run/barrier.py",
+        "last.key >= OPERATOR_STATE or handle.has_state_of_no_key",
+        "last.key >= OPERATOR_STATE",
+        "tests/unit/operator/run/test_barrier.py",
+    ),
+    Mutation(
         "the names of the partitions",
         "pyspark_ckpt/checkpoint/handles.py",
         "    if missing:\n        what =",

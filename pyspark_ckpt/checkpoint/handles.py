@@ -1,26 +1,29 @@
-"""The handles of an epoch, read back from Spark: exactly the handles that Spark committed."""
+"""The handles of an epoch, read back from Spark: exactly the handles that Spark committed.
+
+Mostly only what an epoch changed is read, from Spark's small files, and added to the handles that
+are known. Otherwise Spark reads its state store as a whole (docs/design/0029).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from functools import partial
+from operator import attrgetter
 
 from pyspark.sql import SparkSession
 
-from pyspark_ckpt.checkpoint.query_files import QueryFiles
-from pyspark_ckpt.errors import CheckpointAbortedError, CkptError
+from pyspark_ckpt.checkpoint.query_files import KnownHandle, QueryFiles
+from pyspark_ckpt.errors import CheckpointAbortedError, CkptError, CorruptFileError
 from pyspark_ckpt.formats.handle import Handle, decode_handle, not_woken, subtasks_not_woken
 from pyspark_ckpt.spark.log import SparkLog
+from pyspark_ckpt.spark.state_changes import STORES_WITH_CHANGES, handles_in_changes
 from pyspark_ckpt.spark.state_files import STATE, missing_partitions
-from pyspark_ckpt.spark.state_reader import (
-    FEW_PARTITIONS,
-    STORES_WITH_CHANGES,
-    encoded_handle,
-    encoded_handles,
-    encoded_handles_written_in,
-    partitions_missing,
-    written_handles,
-)
+from pyspark_ckpt.spark.state_reader import encoded_handles, partitions_missing
+from pyspark_ckpt.storage.base import all_of
 from pyspark_ckpt.storage.open import Storage
+
+_MOST_FILES = 20
+"""So many files of a partition's changes are read rather than its whole state by Spark."""
 
 
 def read_handles(
@@ -30,7 +33,7 @@ def read_handles(
     if parallelism is not None:
         _check_names(log.storage, epoch, operator_id, parallelism)
     place = log.storage.hadoop_url, epoch, operator_id, parallelism
-    return _by_subtask(encoded_handles(spark, *place))
+    return sorted(map(decode_handle, encoded_handles(spark, *place)), key=attrgetter("subtask"))
 
 
 def _check_names(location: Storage, epoch: int, operator_id: int, parallelism: int) -> None:
@@ -42,11 +45,11 @@ def _check_names(location: Storage, epoch: int, operator_id: int, parallelism: i
 
 
 def all_handles(spark: SparkSession, query: QueryFiles, epoch: int) -> list[Handle]:
-    """Return the handles of all operators of a query at an epoch, unchecked."""
+    """Return the handles of all operators of a query, each as :func:`committed_handles`."""
     return [
         handle
-        for operator_id, operator in query.operators.ours.items()
-        for handle in read_handles(spark, query.spark_log, epoch, operator_id, operator.parallelism)
+        for operator_id in query.operators.ours
+        for handle in committed_handles(spark, query, epoch, operator_id)
     ]
 
 
@@ -55,37 +58,118 @@ def committed_handles(
 ) -> tuple[Handle, ...]:
     """Return one operator's handles at a committed epoch, by subtask.
 
-    It reads Spark's state store, and newer epochs may run at the same time. A subtask that never
-    had a row has no handle.
+    Newer epochs may run at the same time. A subtask that never had a row has no handle.
 
     ``CheckpointAbortedError`` means that Spark does not hold one handle per subtask, or that a
     subtask did not start from its initial state. ``CorruptFileError`` means that Spark's offsets
     are unreadable, or that Spark has lost the state of a subtask.
     """
     operator = query.operators.ours[operator_id]
-    handles = _if_all_wrote(spark, query, epoch, operator_id) or read_handles(
-        spark, query.spark_log, epoch, operator_id, operator.parallelism
-    )
+    handles = _all_from_changes(query, epoch, operator_id)
+    if handles is None:
+        read = read_handles(spark, query.spark_log, epoch, operator_id, operator.parallelism)
+        handles = checked_handles(query, epoch, operator_id, read)
+        for subtask in range(operator.parallelism):
+            own = [handle for handle in handles if handle.subtask == subtask]
+            query.known_handles.put(operator_id, subtask, KnownHandle(epoch, own))
     if operator.initial_state is not None:
         found = query.storage, operator.uid, operator.parallelism, handles
         if missing := subtasks_not_woken(*found):
             raise CheckpointAbortedError(not_woken(operator.uid, missing))
-    return checked_handles(query, epoch, operator_id, handles)
+    return handles
+
+
+def _all_from_changes(query: QueryFiles, epoch: int, operator_id: int) -> tuple[Handle, ...] | None:
+    """Return an operator's handles, ``None`` if one of them has to be read by Spark."""
+    subtasks = range(query.operators.ours[operator_id].parallelism)
+    read = partial(_from_changes, query, epoch, operator_id)
+    found = all_of(read, subtasks, at_once=query.spark_log.storage.is_remote)
+    known = [handles for handles in found if handles is not None]
+    if len(known) < len(found):
+        return None
+    return tuple(handle for handles in known for handle in handles)
 
 
 def committed_handle(
     spark: SparkSession, query: QueryFiles, epoch: int, operator_id: int, subtask: int
 ) -> Handle | None:
     """Return the handle of one subtask at a committed epoch, ``None`` if it never had a row."""
-    encoded = encoded_handle(spark, query.checkpoint_location, epoch, operator_id, subtask)
-    handles = checked_handles(query, epoch, operator_id, list(map(decode_handle, encoded)))
-    if any(handle.subtask != subtask for handle in handles):
-        raise CheckpointAbortedError(
-            f"operator {query.operators.ours[operator_id].uid!r}, epoch {epoch}: Spark's state "
-            f"store at {query.checkpoint_location} holds the handle of subtask "
-            f"{handles[0].subtask} in partition {subtask}; start the query at a new location"
-        )
-    return handles[0] if handles else None
+    found = _from_changes(query, epoch, operator_id, subtask)
+    if found is None:
+        place = query.checkpoint_location, epoch, operator_id, None, subtask
+        read = list(map(decode_handle, encoded_handles(spark, *place)))
+        found = list(checked_handles(query, epoch, operator_id, read))
+        if any(handle.subtask != subtask for handle in found):
+            raise CheckpointAbortedError(
+                f"operator {query.operators.ours[operator_id].uid!r}, epoch {epoch}: Spark's state "
+                f"store at {query.checkpoint_location} holds the handle of subtask "
+                f"{found[0].subtask} in partition {subtask}; start the query at a new location"
+            )
+        query.known_handles.put(operator_id, subtask, KnownHandle(epoch, found))
+    return found[0] if found else None
+
+
+def _from_changes(
+    query: QueryFiles, epoch: int, operator_id: int, subtask: int
+) -> list[Handle] | None:
+    """Return a subtask's handle, or an empty list if it has none; ``None`` if Spark has to read it.
+
+    It is the last one that was written after the epoch at which it is known, or the known one.
+    """
+    known = query.known_handles.at(operator_id, subtask, epoch)
+    if known is not None and known.epoch == epoch:
+        return known.handles
+    first = epoch if known is None else known.epoch + 1
+    if epoch - first >= _MOST_FILES or not _has_changes(query, epoch):
+        return None
+    for each in range(epoch, first - 1, -1):
+        written = _written(query, each, operator_id, subtask)
+        if written is None:
+            return None
+        if written:
+            break
+    else:
+        if known is None:
+            return None
+        written = known.handles
+    query.known_handles.put(operator_id, subtask, KnownHandle(epoch, written))
+    return written
+
+
+def handles_written_in(query: QueryFiles, epochs: range, operator_id: int) -> list[Handle] | None:
+    """Return the handles that committed epochs of this run wrote, ``None`` if a file is unknown."""
+    if not _has_changes(query, epochs[-1]):
+        return None
+    subtasks = range(query.operators.ours[operator_id].parallelism)
+    places = [(epoch, operator_id, subtask) for epoch in epochs for subtask in subtasks]
+    written = all_of(
+        lambda place: _written(query, *place), places, at_once=query.spark_log.storage.is_remote
+    )
+    known = [handles for handles in written if handles is not None]
+    if len(known) < len(written):
+        return None
+    return [handle for handles in known for handle in handles]
+
+
+def _has_changes(query: QueryFiles, epoch: int) -> bool:
+    """Return whether Spark's state store writes files of changes that count; one run has one."""
+    try:
+        return query.spark_log.offsets_entry(epoch).state_store in STORES_WITH_CHANGES
+    except CkptError:
+        return False  # Spark has dropped the entry
+
+
+def _written(query: QueryFiles, epoch: int, operator_id: int, subtask: int) -> list[Handle] | None:
+    """Return the handle that a subtask wrote in an epoch, if any; ``None`` if it is unknown."""
+    encoded = handles_in_changes(query.spark_log.storage, operator_id, subtask, epoch)
+    if encoded is None or len(encoded) > 1:
+        return None
+    try:
+        handles = checked_handles(query, epoch, operator_id, list(map(decode_handle, encoded)))
+    except (CorruptFileError, CheckpointAbortedError):
+        return None  # Spark's own reader decides
+    is_its_own = all((each.subtask, each.epoch) == (subtask, epoch) for each in handles)
+    return list(handles) if is_its_own else None
 
 
 def checked_handles(
@@ -110,42 +194,3 @@ def checked_handles(
             "deleted and used again within one session can be mixed with its past: use a new one"
         )
     return tuple(handles)
-
-
-def handles_written_in(
-    spark: SparkSession, query: QueryFiles, epochs: range, operator_id: int
-) -> list[Handle] | None:
-    """Return the handles that some committed epochs wrote, ``None`` if Spark does not know.
-
-    An epoch may have run with another state store before the query was started again.
-    """
-    try:
-        stores = {query.spark_log.offsets_entry(epoch).state_store for epoch in epochs}
-    except CkptError:
-        return None  # Spark has dropped an entry
-    if not stores <= STORES_WITH_CHANGES:
-        return None
-    if not query.spark_log.has_changes(operator_id, epochs.start):
-        return None  # an error of Spark's tasks says the same, in the log of a server
-    written = encoded_handles_written_in(spark, query.checkpoint_location, epochs, operator_id)
-    return None if written is None else list(map(decode_handle, written))
-
-
-def _if_all_wrote(
-    spark: SparkSession, query: QueryFiles, epoch: int, operator_id: int
-) -> list[Handle]:
-    """Return the handles that the epoch wrote if every subtask wrote one, else an empty list."""
-    parallelism = query.operators.ours[operator_id].parallelism
-    if parallelism > FEW_PARTITIONS:
-        return []
-    if query.spark_log.offsets_entry(epoch).state_store not in STORES_WITH_CHANGES:
-        return []
-    if not query.spark_log.has_changes(operator_id, epoch):
-        return []
-    handles = _by_subtask(written_handles(spark, query.checkpoint_location, epoch, operator_id))
-    of_all = [(subtask, epoch) for subtask in range(parallelism)]
-    return handles if [(handle.subtask, handle.epoch) for handle in handles] == of_all else []
-
-
-def _by_subtask(encoded: Iterable[bytes]) -> list[Handle]:
-    return sorted(map(decode_handle, encoded), key=lambda handle: handle.subtask)

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from pyspark_ckpt.errors import CheckpointAbortedError
+from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.formats.layout import spark_operator_path
 from pyspark_ckpt.formats.metadata import SparkOperatorFile
 from pyspark_ckpt.spark.log import SparkLog
@@ -84,13 +85,42 @@ class SparkStateCopies:
 
 
 @dataclass(frozen=True, slots=True)
+class KnownHandle:
+    """The handle of a subtask at a committed epoch, in a list; empty if the subtask has none."""
+
+    epoch: int
+    handles: list[Handle]
+
+
+class KnownHandles:
+    """The newest handles that a run of a query has read, for all threads that read some."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._newest: dict[tuple[int, int], KnownHandle] = {}
+
+    def at(self, operator_id: int, subtask: int, epoch: int) -> KnownHandle | None:
+        """Return what is known of a subtask at an epoch or before it."""
+        known = self._newest.get((operator_id, subtask))
+        return None if known is None or known.epoch > epoch else known
+
+    def put(self, operator_id: int, subtask: int, found: KnownHandle) -> None:
+        """Remember a subtask's handle at a committed epoch, unless a newer one is known."""
+        with self._lock:
+            known = self._newest.get((operator_id, subtask))
+            if known is None or known.epoch < found.epoch:
+                self._newest[operator_id, subtask] = found
+
+
+@dataclass(frozen=True, slots=True)
 class QueryFiles:
     """The directories and operators of a running query.
 
     `source_ids` has for each of Spark's source offsets the source that it belongs to, and
     `given_names` has the names that the user gave the sources. `run` is a name that no other start
     of the query has. `copy_names` distinguishes its copies of Spark's files.
-    `spark_state_copies` has the copies of the state of Spark's own operators.
+    `spark_state_copies` has the copies of the state of Spark's own operators, and `known_handles`
+    the handles that were read last.
     """
 
     checkpoint_location: str
@@ -104,6 +134,7 @@ class QueryFiles:
     given_names: tuple[str, ...] = ()
     run: str = field(default_factory=lambda: secrets.token_hex(8))
     copy_names: CopyNames = field(default_factory=CopyNames)
+    known_handles: KnownHandles = field(default_factory=KnownHandles)
     spark_state_copies: SparkStateCopies = field(init=False)
 
     def __post_init__(self) -> None:

@@ -203,7 +203,9 @@ class Handle(msgspec.Struct, frozen=True, kw_only=True):
     epoch that counted, ``None`` before the first. `changelog_since_ms` is the processing time at
     which `segments` began. `predecessors` are the last versions before this version, oldest first.
     `phases` are those of the subtask's last epochs, oldest first, with the handle's own.
-    `slow_keys` is ``None`` until a sample found a key under way.
+    `slow_keys` is ``None`` until a sample found a key under way. `has_state_of_no_key` is false if
+    the subtask has never written operator list, broadcast or raw state. It is unset, and not
+    stored, if that is unknown.
     """
 
     format_version: int = HANDLE_FORMAT_VERSION
@@ -227,6 +229,7 @@ class Handle(msgspec.Struct, frozen=True, kw_only=True):
     predecessors: tuple[Predecessor, ...] = ()
     phases: tuple[EpochPhases, ...] = ()
     slow_keys: SlowKeys | None = None
+    has_state_of_no_key: bool | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def lineage(self) -> tuple[str, ...]:

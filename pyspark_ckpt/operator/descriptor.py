@@ -157,6 +157,7 @@ class OperatorDescriptor(msgspec.Struct, frozen=True, kw_only=True):
             epoch=epoch,
             key_schema=self.key_schema,
             time_mode=self.time_mode,
+            has_state_of_no_key=False,
         )
 
 

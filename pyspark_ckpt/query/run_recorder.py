@@ -404,7 +404,7 @@ class RecentProgress(CheckpointListener):
 
     def _handles_of(self, number: int, epochs: range) -> Iterator[tuple[int, list[Handle]]]:
         """Yield an operator's handles after each epoch that can be read."""
-        written = handles_written_in(self._spark, self._files, epochs, number)
+        written = handles_written_in(self._files, epochs, number)
         if written is None:
             for epoch in epochs:
                 handles = self._all_handles(number, epoch)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 from pyspark.sql import SparkSession
@@ -36,8 +36,9 @@ from pyspark_ckpt.spark.jobs import JOB_ERRORS
 from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.spark.plan import StatefulOperators
 from pyspark_ckpt.spark.state_files import OUR_NAME, SCHEMA, STATE, operator_name
-from pyspark_ckpt.spark.state_reader import encoded_handle
+from pyspark_ckpt.spark.state_reader import encoded_handles
 from pyspark_ckpt.storage.base import CoordinatorStorage
+from pyspark_ckpt.stored.division import shares_of
 from pyspark_ckpt.stored.unify import UnifiedStates
 
 _Rule = Callable[[OperatorMetadata, OperatorDescriptor], str | None]
@@ -99,6 +100,10 @@ class _Findings:
     ) -> None:
         self.rows.append(planned_state(self.uid, state, outcome, why, removed_fields))
 
+    def say_of_operator(self, why: str) -> None:
+        """Add words to the first row, which is the operator's."""
+        self.rows[0] = replace(self.rows[0], why=f"{self.rows[0].why}, {why}")
+
     def refuse(self, error: CkptError) -> None:
         self.add(WHOLE_OPERATOR, StateOutcome.REFUSED, str(error))
         self.errors.append(error)
@@ -122,15 +127,26 @@ def _planned(
     migrations = terms.migrations.get(uid, {})
     _find_changes_of_operator(found, where, stored, wanted, terms.backend_type)
     states = _find_changes_of_states(found, where, stored, wanted, migrations)
-    rows = tuple(found.rows)
     if found.errors:
-        return RefusedOperator(uid=uid, rows=rows, errors=tuple(found.errors))
+        return RefusedOperator(uid=uid, rows=tuple(found.rows), errors=tuple(found.errors))
     if states is None:
         return CopiedOperator(
-            uid=uid, rows=rows, operator_id=operator_id, wanted=wanted, handles=stored.handles
+            uid=uid,
+            rows=tuple(found.rows),
+            operator_id=operator_id,
+            wanted=wanted,
+            handles=stored.handles,
         )
+    shares = shares_of(stored.handles, wanted, states)
+    found.say_of_operator("with a shuffle" if shares is None else "without a shuffle")
     return MovedOperator(
-        uid=uid, rows=rows, operator_id=operator_id, wanted=wanted, stored=stored, states=states
+        uid=uid,
+        rows=tuple(found.rows),
+        operator_id=operator_id,
+        wanted=wanted,
+        stored=stored,
+        states=states,
+        shares=shares,
     )
 
 
@@ -390,7 +406,7 @@ def unread_state(
         for partition in range(partitions or 0):
             path = f"{STATE}/{operator_id}/{partition}"
             try:
-                encoded_handle(spark, location, epoch, operator_id, partition)
+                encoded_handles(spark, location, epoch, operator_id, None, partition)
             except JOB_ERRORS as exc:
                 if _NO_SCHEMA in str(exc):
                     path = f"{STATE}/{operator_id}/{SCHEMA}"

@@ -17,6 +17,7 @@ from pyspark_ckpt.operator.descriptor import OperatorDescriptor
 from pyspark_ckpt.operator.schema.verdict import StateOutcome
 from pyspark_ckpt.spark.log import Sources
 from pyspark_ckpt.storage.base import FileReference
+from pyspark_ckpt.stored.division import Share
 from pyspark_ckpt.stored.unify import UnifiedStates
 
 
@@ -138,7 +139,8 @@ class CopiedOperator(PlannedOperator):
 class MovedOperator(PlannedOperator):
     """The state moves to other subtasks, key groups or schemas.
 
-    `states` are those that all new subtasks have.
+    `states` are those that all new subtasks have. `shares` says which key groups each new subtask
+    takes over as they are; it is ``None`` if entries go through a shuffle.
     """
 
     action = Action.MOVE
@@ -146,6 +148,7 @@ class MovedOperator(PlannedOperator):
     wanted: OperatorDescriptor
     stored: OperatorMetadata
     states: UnifiedStates
+    shares: tuple[Share, ...] | None
 
 
 @dataclass(frozen=True, slots=True)

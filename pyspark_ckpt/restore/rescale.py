@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -39,11 +40,7 @@ from pyspark_ckpt.spark.jobs import collected
 from pyspark_ckpt.spark.log import SOURCE_EVOLUTION, SparkLog
 from pyspark_ckpt.spark.own_session import conf_of_start, own_session
 from pyspark_ckpt.storage.open import Storage
-from pyspark_ckpt.stored.division import (
-    DivideSubtasks,
-    can_be_divided,
-    shares_of,
-)
+from pyspark_ckpt.stored.division import DivideSubtasks, Share
 from pyspark_ckpt.stored.redistribution import Redistribution
 from pyspark_ckpt.stored.rewrite import StateRewrite, StoredSource
 from pyspark_ckpt.stored.unify import newest_of
@@ -80,22 +77,18 @@ def move_state(
     linked.
     """
     stored, wanted = operator.stored, operator.wanted
-    newest = newest_of(stored.handles)
-    has_same_clock = newest.time_mode == wanted.time_mode
-    if can_be_divided(stored.handles, wanted, operator.states):
-        handles = _divided(
+    if operator.shares is not None:
+        return _divided(
             spark,
             operator,
+            operator.shares,
             source,
             checkpoints,
             query_id,
             epoch,
-            has_same_clock=has_same_clock,
             in_place=in_place,
             links=links,
         )
-        if handles is not None:
-            return handles
     rewrite = rewrite_of(operator, source.url, checkpoints.url, query_id, epoch)
     return rewrite.run(
         spark,
@@ -109,7 +102,6 @@ def rewrite_of(
     """Return the job that moves all entries of an operator."""
     stored, wanted, states = operator.stored, operator.wanted, operator.states
     newest = newest_of(stored.handles)
-    first = (wanted.first_handle(query_id, subtask, epoch) for subtask in range(wanted.parallelism))
     lists = (
         state_id
         for state_id, state in enumerate(states.states)
@@ -123,11 +115,11 @@ def rewrite_of(
         TWICE_STORED,
         lists=frozenset(lists),
         renumbers_streams=True,
-        sets_timeouts=newest.time_mode == wanted.time_mode,
+        sets_timeouts=_has_same_clock(operator),
     )
     return StateRewrite(
         [StoredSource(stored.handles, source_url, redistribution)],
-        [msgspec.structs.replace(each, states=states.states) for each in first],
+        [_first(operator, query_id, subtask, epoch) for subtask in range(wanted.parallelism)],
         destination,
     )
 
@@ -135,21 +127,17 @@ def rewrite_of(
 def _divided(
     spark: SparkSession,
     operator: MovedOperator,
+    shares: Sequence[Share],
     source: Storage,
     checkpoints: Storage,
     query_id: str,
     epoch: int,
     *,
-    has_same_clock: bool,
     in_place: bool,
     links: bool,
-) -> list[Handle] | None:
-    """Give out key groups; ``None`` if a subtask has state that belongs to no key.
-
-    Files of an attempt that is given up are removed by the cleaner.
-    """
+) -> list[Handle]:
+    """Give out key groups as the shares say."""
     wanted = operator.wanted
-    shares = shares_of(operator.stored.handles, wanted, query_id, epoch)
     kept = {share.kept.subtask: share.kept for share in shares if share.kept is not None}
     copied = [msgspec.structs.replace(handle, segments=()) for handle in kept.values()]
     if copied and not in_place:
@@ -157,20 +145,28 @@ def _divided(
         copied = copy_handles(spark, copied, copy, source, checkpoints)
     divide = DivideSubtasks(
         shares,
+        [_first(operator, query_id, share.subtask, epoch) for share in shares],
         {handle.subtask: handle.base for handle in copied if handle.base is not None},
         source.url,
         checkpoints.url,
-        operator.states.states,
-        has_same_clock=has_same_clock,
+        has_same_clock=_has_same_clock(operator),
     )
     numbers = spark.range(len(shares), numPartitions=len(shares))
     rows = collected(
         numbers.mapInArrow(divide, HANDLES_SCHEMA),
         f"dividing operator {wanted.uid} among {wanted.parallelism} subtasks",
     )
-    made = [None if row[0] is None else decode_handle(bytes(row[0])) for row in rows]
-    found = [handle for handle in made if handle is not None]
-    return sorted(found, key=lambda each: each.subtask) if len(found) == len(made) else None
+    return sorted((decode_handle(bytes(row[0])) for row in rows), key=attrgetter("subtask"))
+
+
+def _first(operator: MovedOperator, query_id: str, subtask: int, epoch: int) -> Handle:
+    """Return the handle of a new subtask before its files are written."""
+    first = operator.wanted.first_handle(query_id, subtask, epoch)
+    return msgspec.structs.replace(first, states=operator.states.states)
+
+
+def _has_same_clock(operator: MovedOperator) -> bool:
+    return newest_of(operator.stored.handles).time_mode == operator.wanted.time_mode
 
 
 @dataclass(frozen=True, slots=True)

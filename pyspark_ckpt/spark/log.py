@@ -17,7 +17,6 @@ from itertools import islice
 from typing import Any
 
 from pyspark_ckpt.errors import CheckpointAbortedError, CorruptFileError, NotBuiltYetError
-from pyspark_ckpt.spark.state_files import has_changes
 from pyspark_ckpt.storage.open import Storage
 
 NO_OFFSET = "-"
@@ -132,7 +131,6 @@ class SparkLog:
 
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
-        self._first_changes: dict[int, int] = {}
 
     def committed_epoch(self) -> int | None:
         """Return the newest committed epoch, ``None`` before the first."""
@@ -171,18 +169,6 @@ class SparkLog:
     def is_purged(self, epoch: int) -> bool:
         """Return whether Spark has deleted an epoch's files: it keeps those of the last epochs."""
         return epoch < min(_numbers(self.storage.list("offsets")), default=epoch)
-
-    def has_changes(self, operator_id: int, epoch: int) -> bool:
-        """Return whether Spark has a file of what an epoch changed in an operator's state.
-
-        An epoch that a restore put in place has none. The epochs that follow it have theirs.
-        """
-        first = self._first_changes.get(operator_id)
-        if first is None or epoch < first:
-            if not has_changes(self.storage, operator_id, epoch + 1):
-                return False
-            self._first_changes[operator_id] = epoch
-        return True
 
     def parallelism_before(self, epoch: int) -> int | None:
         """Return the parallelism of the epoch before, ``None`` if its offsets are gone."""

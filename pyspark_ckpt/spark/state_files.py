@@ -74,16 +74,6 @@ def partitions_without(
     return [partition for partition, is_there in enumerate(found) if not is_there]
 
 
-def has_changes(location: Storage, operator_id: int, version: int) -> bool:
-    """Return whether the stores of an operator have a file of a version's changes.
-
-    A restore puts a version in place as a whole, so Spark finds no changes of it.
-    """
-    names = location.list(f"{STATE}/{operator_id}/0")
-    found = filter(None, map(_VERSIONED.fullmatch, names))
-    return any((int(match[1]), match[3]) == (version, "delta") for match in found)
-
-
 def operator_name(location: Storage, operator_id: int) -> str | None:
     """Return the name of an operator in Spark's metadata, ``None`` without metadata."""
     directory = f"{STATE}/{operator_id}/_metadata"

@@ -11,12 +11,11 @@ JVM, have a mark, and a Log4j filter drops lines with the mark.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from py4j.protocol import Py4JError, Py4JJavaError
-from pyspark.errors import PySparkException
+from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
 from pyspark_ckpt.errors import ConfigurationError, CorruptFileError
@@ -98,16 +97,8 @@ def _class(spark: SparkSession, name: str) -> Any:
 FEW_PARTITIONS = 8
 """The driver reads up to this many partitions itself, one after the other."""
 
-STORES_WITH_CHANGES = frozenset(
-    {"org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"}
-)
-"""State stores that write each epoch's changes to a file, and replace it if the epoch runs again.
-
-RocksDB's changelog, if it is on, stays when an epoch runs again with the changelog off.
-"""
-
-_REMOVED = b""
 _FORMAT = "statestore"
+_HANDLE = "value.groupState.handle"
 _SOURCE = "org.apache.spark.sql.execution.datasources.v2.state.StateDataSource"
 _OPTIONS = "org.apache.spark.sql.util.CaseInsensitiveStringMap"
 _SESSIONS = "org.apache.spark.sql.classic.SparkSession"
@@ -148,14 +139,16 @@ def encoded_handles(
     epoch: int,
     operator_id: int,
     partitions: int | None,
+    partition: int | None = None,
 ) -> list[bytes]:
-    """Return the handles of an operator at an epoch, in any order.
+    """Return the handles of an operator at an epoch, in any order; with `partition`, only its own.
 
-    Call it on the driver. With more than :data:`FEW_PARTITIONS` it runs a Spark job.
+    Call it on the driver, which reads a few partitions itself. A Spark job reads more than
+    :data:`FEW_PARTITIONS`, and all that a session of Spark Connect reads.
 
     `partitions` is ``None`` if their number is unknown; then those whose directories Spark finds
     are taken for all. ``CorruptFileError`` is raised if Spark found fewer partitions than
-    `partitions`, or more.
+    `partitions`, or more, or not `partition`.
     """
     options = {"batchId": str(epoch), "operatorId": str(operator_id)}
 
@@ -167,16 +160,35 @@ def encoded_handles(
                 f"has {found} partitions of Spark's state and not {partitions}",
             )
 
+    if is_connect(spark):
+        state = spark.read.format(_FORMAT).options(**options).load(checkpoint_location)
+        rows = state if partition is None else state.where(state["partition_id"] == partition)
+        return [bytes(row[0]) for row in rows.select(_HANDLE).collect()]
     with quiet_reading(spark):
-        handles = _read_on_driver(spark, {**options, "path": checkpoint_location}, check)
-        if handles is not None:
-            return handles
+        with _active(spark):
+            table = _table(spark, {**options, "path": checkpoint_location})
+            batch = table.newScanBuilder(_options(spark, {})).build().toBatch()
+            found = batch.planInputPartitions()
+            check(len(found))
+            wanted = [each for each in found if partition in (None, each.partition())]
+            if partition is not None and not wanted:
+                raise partitions_missing(
+                    f"{checkpoint_location}/state/{operator_id}",
+                    epoch,
+                    f"has no partition {partition}",
+                )
+            if len(wanted) <= FEW_PARTITIONS:
+                factory, place = batch.createReaderFactory(), _Place(table.schema())
+                return [
+                    handle
+                    for each in wanted
+                    for handle in _read(spark, factory.createReader(each), place)
+                ]
         rows = spark.read.format(_FORMAT).options(**options).load(checkpoint_location)
-        state = rows.select("value.groupState.handle")
-        if not is_connect(spark):
-            execution: Any = state._jdf.queryExecution()  # the one that collect() runs
-            check(execution.executedPlan().execute().getNumPartitions())
-        return [bytes(row[0]) for row in state.collect()]
+        rows = rows.select(_HANDLE)
+        execution: Any = rows._jdf.queryExecution()  # the one that collect() runs
+        check(execution.executedPlan().execute().getNumPartitions())
+        return [bytes(row[0]) for row in rows.collect()]
 
 
 def partitions_missing(directory: str, epoch: int, what: str) -> CorruptFileError:
@@ -186,103 +198,6 @@ def partitions_missing(directory: str, epoch: int, what: str) -> CorruptFileErro
         "has deleted or moved directories in it, or copied it in part, or the storage lists old "
         "names. Put them back, or restore from a checkpoint or savepoint"
     )
-
-
-def encoded_handle(
-    spark: SparkSession, checkpoint_location: str, epoch: int, operator_id: int, partition: int
-) -> list[bytes]:
-    """Return the handle of one partition at an epoch, in a list; empty if it has none.
-
-    Call it on the driver. Except over Spark Connect it reads no other partition, without a job.
-    """
-    options = {"batchId": str(epoch), "operatorId": str(operator_id)}
-    if is_connect(spark):
-        state = spark.read.format(_FORMAT).options(**options).load(checkpoint_location)
-        rows = state.where(state["partition_id"] == partition)
-        return [bytes(row[0]) for row in rows.select("value.groupState.handle").collect()]
-    with quiet_reading(spark), _active(spark):
-        table = _table(spark, {**options, "path": checkpoint_location})
-        batch, partitions = _plan_read(spark, table)
-        wanted = [each for each in partitions if each.partition() == partition]
-        if not wanted:
-            raise partitions_missing(
-                f"{checkpoint_location}/state/{operator_id}", epoch, f"has no partition {partition}"
-            )
-        return _read(
-            spark, batch.createReaderFactory().createReader(wanted[0]), _Place(table.schema())
-        )
-
-
-def written_handles(
-    spark: SparkSession, checkpoint_location: str, epoch: int, operator_id: int
-) -> list[bytes]:
-    """Return the handles that an epoch wrote; empty if Spark does not know them.
-
-    See :func:`encoded_handles_written_in`.
-    """
-    epochs = range(epoch, epoch + 1)
-    return encoded_handles_written_in(spark, checkpoint_location, epochs, operator_id) or []
-
-
-def encoded_handles_written_in(
-    spark: SparkSession, checkpoint_location: str, epochs: range, operator_id: int
-) -> list[bytes] | None:
-    """Return the handles that some epochs wrote, in any order; ``None`` if Spark lost them.
-
-    A subtask without rows in an epoch writes no handle. Call it on the driver, for epochs that ran
-    with a state store of :data:`STORES_WITH_CHANGES`. With more than :data:`FEW_PARTITIONS` it runs
-    a Spark job. Spark reads only the changes of those epochs. For :func:`encoded_handles` it reads
-    the changes of every epoch after its own last snapshot.
-    """
-    options = {
-        "operatorId": str(operator_id),
-        "readChangeFeed": "true",
-        "changeStartBatchId": str(epochs.start),
-        "changeEndBatchId": str(epochs.stop - 1),
-    }
-    try:
-        handles = _read_on_driver(spark, {**options, "path": checkpoint_location})
-        if handles is None:
-            rows = spark.read.format(_FORMAT).options(**options).load(checkpoint_location)
-            found = rows.select("value.groupState.handle").collect()
-            handles = [_REMOVED if row[0] is None else bytes(row[0]) for row in found]
-    except (PySparkException, Py4JJavaError) as exc:  # reading the whole state shows what is wrong
-        logger.debug("%s, epochs %s: cannot read changes: %s", checkpoint_location, epochs, exc)
-        return None
-    return None if _REMOVED in handles else handles
-
-
-def _read_on_driver(
-    spark: SparkSession, options: dict[str, str], check: Callable[[int], None] = lambda _: None
-) -> list[bytes] | None:
-    """Read the handles on the driver; ``None`` for many partitions, and over Spark Connect.
-
-    `check` gets the number of partitions that Spark found.
-    """
-    if is_connect(spark):
-        return None
-    with _active(spark):
-        return _read_few(spark, _table(spark, options), check)
-
-
-def _read_few(spark: SparkSession, table: Any, check: Callable[[int], None]) -> list[bytes] | None:
-    """Read the handles on the driver, unless there are too many partitions."""
-    batch, partitions = _plan_read(spark, table)
-    check(len(partitions))
-    if len(partitions) > FEW_PARTITIONS:
-        return None
-    factory = batch.createReaderFactory()
-    place = _Place(table.schema())
-    return [
-        handle
-        for partition in partitions
-        for handle in _read(spark, factory.createReader(partition), place)
-    ]
-
-
-def _plan_read(spark: SparkSession, table: Any) -> tuple[Any, Any]:
-    batch = table.newScanBuilder(_options(spark, {})).build().toBatch()
-    return batch, batch.planInputPartitions()
 
 
 class _Place:
@@ -301,11 +216,8 @@ def _read(spark: SparkSession, reader: Any, place: _Place) -> list[bytes]:
     try:
         while reader.next():
             value = reader.get().getStruct(*place.value)
-            if value is None:
-                handles.append(_REMOVED)
-            else:
-                group_state = value.getStruct(*place.group_state)
-                handles.append(_bytes_of(spark, group_state.getUTF8String(place.handle)))
+            group_state = value.getStruct(*place.group_state)
+            handles.append(_bytes_of(spark, group_state.getUTF8String(place.handle)))
     finally:
         reader.close()
     return handles

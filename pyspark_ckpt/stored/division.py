@@ -26,7 +26,6 @@ from pyspark_ckpt.formats.handle import (
     BaseFile,
     BaseSnapshot,
     Handle,
-    StateDescriptor,
     decode_handle,
     encode_handle,
     new_version,
@@ -79,48 +78,37 @@ _GROUP_END = _GROUP_START + KEY_GROUP_BYTES
 class Share:
     """What one new subtask takes over.
 
-    `first` is the handle of the new subtask without state. `kept` is the handle of the old subtask
-    whose files it keeps, if any. `read` has the handles of the other old subtasks that have some of
-    its key groups, in their order.
+    `kept` is the handle of the old subtask whose files it keeps, if any. `read` has the handles of
+    the other old subtasks that have some of its key groups, in their order.
     """
 
-    first: Handle
+    subtask: int
     kept: Handle | None
     read: tuple[Handle, ...]
 
 
 def shares_of(
-    handles: Sequence[Handle], operator: OperatorDescriptor, query_id: str, epoch: int
-) -> list[Share]:
-    """Return what each new subtask takes over; without those that get no state.
-
-    The caller has checked that :func:`can_be_divided` is true for `handles`.
-    """
-    return [
-        Share(operator.first_handle(query_id, subtask, epoch), kept, read)
-        for subtask in range(operator.parallelism)
-        for kept, read in [_parts(handles, subtask, operator)]
-        if kept is not None or read
-    ]
-
-
-def can_be_divided(
     handles: Sequence[Handle], operator: OperatorDescriptor, states: UnifiedStates
-) -> bool:
-    """Return whether the new subtasks may take over key groups with their entries as they are.
+) -> tuple[Share, ...] | None:
+    """Return what each new subtask takes over, without those that get no state.
 
-    State that belongs to a subtask and not to a key is not known from the handles: see
-    :func:`divided`.
+    ``None`` means that entries change or go to several subtasks, or that a shuffle is faster.
     """
-    reads = Counter(
-        handle.subtask
-        for subtask in range(operator.parallelism)
-        for handle in _parts(handles, subtask, operator)[1]
-    )
-    return max(reads.values(), default=0) <= _MOST_READS and all(
-        handle.max_parallelism == operator.max_parallelism and states.are_those_of(handle)
+    if any(
+        handle.has_state_of_no_key is not False
+        or handle.max_parallelism != operator.max_parallelism
+        or not states.are_those_of(handle)
         for handle in handles
-    )
+    ):
+        return None
+    shares = [
+        Share(subtask, *_parts(handles, subtask, operator))
+        for subtask in range(operator.parallelism)
+    ]
+    reads = Counter(handle.subtask for share in shares for handle in share.read)
+    if max(reads.values(), default=0) > _MOST_READS:
+        return None
+    return tuple(share for share in shares if share.kept is not None or share.read)
 
 
 def _parts(
@@ -155,103 +143,87 @@ def _ranged_format(handle: Handle) -> SnapshotFormat | None:
 
 
 class DivideSubtasks:
-    """The function given to ``mapInArrow`` over the numbers of shares: yields the new handles."""
+    """The function given to ``mapInArrow`` over the numbers of shares: yields the new handles.
+
+    `first` has the handle of each share's new subtask without state. `copied` has the base
+    snapshots, in the target, of the old subtasks whose files are kept.
+    """
 
     def __init__(
         self,
         shares: Sequence[Share],
+        first: Sequence[Handle],
         copied: Mapping[int, BaseSnapshot],
         source_root: str,
         target_root: str,
-        states: tuple[StateDescriptor, ...],
         *,
         has_same_clock: bool,
     ) -> None:
         self._shares = [
             (
-                encode_handle(share.first),
+                encode_handle(handle),
                 None if share.kept is None else encode_handle(share.kept),
                 [encode_handle(handle) for handle in share.read],
             )
-            for share in shares
+            for share, handle in zip(shares, first, strict=True)
         ]
         self._copied = dict(copied)
         self._source_root = source_root
         self._target_root = target_root
-        self._states = states
         self._has_same_clock = has_same_clock
 
     @marks_errors
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the handle of each new subtask, whose files are durable.
-
-        A missing handle says that an old subtask has state that belongs to no key.
-        """
+        """Yield the handle of each new subtask, whose files are durable."""
         source, target = open_storage(self._source_root), open_storage(self._target_root)
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                share = self._share(number)
-                root = executor_local_root(share.first.subtask)
+                first, share = self._share(number)
+                root = executor_local_root(first.subtask)
                 with tempfile.TemporaryDirectory(prefix="pyspark_ckpt-", dir=root) as scratch:
+                    place = Path(scratch)
                     handle = divided(
-                        share,
-                        source,
-                        target,
-                        self._states,
-                        Path(scratch),
-                        has_same_clock=self._has_same_clock,
+                        first, share, source, target, place, has_same_clock=self._has_same_clock
                     )
-                encoded = None if handle is None else encode_handle(handle)
                 yield pa.RecordBatch.from_arrays(
-                    [pa.array([encoded], pa.binary())], names=["handle"]
+                    [pa.array([encode_handle(handle)], pa.binary())], names=["handle"]
                 )
 
-    def _share(self, number: int) -> Share:
+    def _share(self, number: int) -> tuple[Handle, Share]:
         first, kept, read = self._shares[number]
         handle = None
         if kept is not None:
             handle = decode_handle(kept)
             handle = msgspec.structs.replace(handle, base=self._copied[handle.subtask])
-        return Share(decode_handle(first), handle, tuple(map(decode_handle, read)))
+        new = decode_handle(first)
+        return new, Share(new.subtask, handle, tuple(map(decode_handle, read)))
 
 
 def divided(
+    first: Handle,
     share: Share,
     source: Storage,
     target: Storage,
-    states: tuple[StateDescriptor, ...],
     scratch: Path,
     *,
     has_same_clock: bool,
-) -> Handle | None:
+) -> Handle:
     """Store a new subtask's state durably, and return its handle.
 
     Called by a task on an executor.
 
-    Returns ``None`` if an old subtask has operator list, broadcast or raw state, which other
-    subtasks get too. The base snapshot that `share` keeps lies in `target`. `scratch` is used only
-    during the call.
+    `first` is the handle of the new subtask without entries. The base snapshot that `share` keeps
+    lies in `target`. `scratch` is used only during the call.
     """
-    first = share.first
     groups = key_groups_of(first.subtask, first.parallelism, first.max_parallelism)
     ranges = [StateRange(StoredState(source, handle, scratch), groups) for handle in share.read]
     try:
         if share.kept is None:
             destination = Destination(target.url, TWICE_STORED, sets_timeouts=has_same_clock)
-            first = msgspec.structs.replace(first, states=states)
             return write_base(target, first, in_key_order(ranges, scratch), destination)
         return _store_database(
-            first,
-            share.kept,
-            ranges,
-            source,
-            target,
-            states,
-            scratch,
-            has_same_clock=has_same_clock,
+            first, share.kept, ranges, source, target, scratch, has_same_clock=has_same_clock
         )
-    except StateOfNoKeyError:
-        return None
     finally:
         for each in ranges:
             each.close()
@@ -263,7 +235,6 @@ def _store_database(
     ranges: Sequence[StateRange],
     source: Storage,
     target: Storage,
-    states: tuple[StateDescriptor, ...],
     scratch: Path,
     *,
     has_same_clock: bool,
@@ -287,7 +258,7 @@ def _store_database(
             if kept.segments:
                 backend.apply(segment_changes(source, kept.segments), version)
             if next(backend.scan(start=OPERATOR_STATE), None) is not None:
-                raise StateOfNoKeyError
+                raise _state_of_no_key(kept)
             backend.delete_ranges([(start, end) for start, end in others if start < end], version)
             _delete_timers(backend, groups, version, scratch)
             for each in ranges:
@@ -305,7 +276,6 @@ def _store_database(
     files = _stored_files(first, base, files_format, snapshot, names, snapshot_id, target)
     return msgspec.structs.replace(
         first,
-        states=states,
         base=BaseSnapshot(version, first.epoch, None, files, base.format, snapshot_id=snapshot_id),
         timeout_ms=(
             timeout_before(earliest_ms) if has_same_clock and earliest_ms is not None else None
@@ -355,8 +325,11 @@ def _keys(backend: StateBackend, prefix: bytes) -> Iterator[bytes]:
     return (key for key, _ in backend.scan(prefix))
 
 
-class StateOfNoKeyError(Exception):
-    """A subtask has operator list, broadcast or raw state, which belongs to no key."""
+def _state_of_no_key(handle: Handle) -> CorruptFileError:
+    return CorruptFileError(
+        f"operator {handle.uid!r}, subtask {handle.subtask}: the stored files have state that "
+        "belongs to no key, and the handle says that there is none; restore from another checkpoint"
+    )
 
 
 def key_group_of_timer(stored_key: bytes) -> int:
@@ -368,6 +341,7 @@ class StateRange:
     """The part of an old subtask's state that belongs to some key groups."""
 
     def __init__(self, state: StoredState, groups: range) -> None:
+        self._handle = state.handle
         self._parts = state.scan()
         self._groups = groups
         self._range = StoredRange(encode_key_group(groups.start), encode_key_group(groups.stop))
@@ -385,13 +359,10 @@ class StateRange:
                 return
 
     def timers(self) -> Iterator[ArrowEntries]:
-        """Yield the timers of the key groups in the order of time; is called after :meth:`keyed`.
-
-        StateOfNoKeyError is raised if there is state that belongs to no key.
-        """
+        """Yield the timers of the key groups in the order of time; called after :meth:`keyed`."""
         while (part := self._held) is not None:
             if part.keys[-1].as_py() >= OPERATOR_STATE:
-                raise StateOfNoKeyError
+                raise _state_of_no_key(self._handle)
             groups = BinaryColumn.of(part.keys).numbers(KEY_GROUP_BYTES, from_start=_GROUP_START)
             chosen = (groups >= self._groups.start) & (groups < self._groups.stop)
             if chosen.any():
@@ -405,10 +376,7 @@ class StateRange:
 
 
 def in_key_order(ranges: Sequence[StateRange], scratch: Path) -> Iterator[ArrowEntries]:
-    """Yield the entries of ranges whose key groups follow each other, in the order of their keys.
-
-    StateOfNoKeyError is raised if there is state that belongs to no key.
-    """
+    """Yield the entries of ranges whose key groups follow each other, in key order."""
     for each in ranges:
         yield from each.keyed()
     with closing(SortedRuns(scratch)) as timers:

@@ -158,7 +158,12 @@ def write_base(
     timeout_ms = None
     if destination.sets_timeouts and entries.earliest_timer_ms is not None:
         timeout_ms = timeout_before(entries.earliest_timer_ms)
-    return msgspec.structs.replace(first, base=base, timeout_ms=timeout_ms)
+    return msgspec.structs.replace(
+        first,
+        base=base,
+        timeout_ms=timeout_ms,
+        has_state_of_no_key=entries.has_state_of_no_key,
+    )
 
 
 def timeout_before(timer_ms: int) -> int:
@@ -179,6 +184,7 @@ class _WholeEntries:
         self._last: bytes | None = None
         self.count = 0
         self.earliest_timer_ms: int | None = None
+        self.has_state_of_no_key = False
 
     def parts(self, given: Iterable[ArrowEntries]) -> Iterator[ArrowEntries]:
         """Yield the entries as they are stored, and count them."""
@@ -199,6 +205,7 @@ class _WholeEntries:
         same[0] = keys[0].as_py() == self._last
         same[1:] = pc.equal(keys[1:], keys[:-1]).to_numpy(zero_copy_only=False)
         self._last = keys[-1].as_py()
+        self.has_state_of_no_key = self._last >= OPERATOR_STATE
         if same.any():
             for place in np.flatnonzero(same):
                 self._check_twice(keys[int(place)].as_py())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import chain
 
 import msgspec
@@ -15,6 +15,7 @@ from pyspark_ckpt.formats.layout import segment_path
 from pyspark_ckpt.operator.run.state_counting import StateCounting, is_due
 from pyspark_ckpt.operator.state.handle import ProcessorHandle
 from pyspark_ckpt.operator.state.removal import sweep
+from pyspark_ckpt.operator.table.stored_keys import OPERATOR_STATE
 from pyspark_ckpt.operator.time import EpochClock
 from pyspark_ckpt.storage.base import WorkerStorage
 from state_backends import Changes
@@ -73,7 +74,8 @@ def end_epoch(
     began = time.monotonic()
     swept = sweep(states.table, states.descriptors, states.aging, handle.sweep_from)
     earliest_timer_ms = states.timers.earliest_ms()
-    changes = states.table.changes()
+    last = _LastKey()
+    changes = last.through(states.table.changes())
     now_ms = states.clock.processing_time_ms
     counting = None
     if metrics is not None and is_due(handle.counts, now_ms):
@@ -100,7 +102,20 @@ def end_epoch(
         sweep_from=swept.sweep_from,
         time_mode=states.clock.mode,
         timeout_ms=_timeout_ms(states.clock, earliest_timer_ms),
+        has_state_of_no_key=last.key >= OPERATOR_STATE or handle.has_state_of_no_key,
     )
+
+
+class _LastKey:
+    """Notes the last key of changes that pass through in key order; empty without changes."""
+
+    def __init__(self) -> None:
+        self.key = b""
+
+    def through(self, parts: Iterable[Changes]) -> Iterator[Changes]:
+        for part in parts:
+            self.key = part.keys[-1]
+            yield part
 
 
 def _timeout_ms(clock: EpochClock, earliest_timer_ms: int | None) -> int | None:

@@ -59,22 +59,3 @@ def test_no_warning_for_a_checkpoint(job: Job, log: Path, parallelism: int) -> N
     assert job.spark.sparkContext.getLocalProperty("mdc.pyspark_ckpt") is None
     job.spark.read.format("statestore").load(location).collect()
     assert log.read_text().count(WARNING) >= before + parallelism
-
-
-def test_a_fork_is_not_asked_for_changes_that_it_never_had(
-    job: Job, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Its first epoch was put in place as a whole. A server logs tasks that find no changes."""
-    job.feed.add(events_of(0))
-    with job.running() as query:
-        query.processAllAvailable()
-        savepoint = query.triggerSavepoint(str(job.base / "savepoints"))
-    fork = job.but(location="fork", out="fork-out")
-    with caplog.at_level("DEBUG", logger="pyspark_ckpt"):
-        with fork.running(savepoint.path) as query:
-            assert query.triggerCheckpoint().epoch == savepoint.epoch
-            job.feed.add(events_of(1))
-            query.processAllAvailable()
-            assert query.triggerCheckpoint().epoch == savepoint.epoch + 1
-            assert query.recentOperatorProgress[-1]["epoch"] == savepoint.epoch + 1
-    assert "cannot read changes" not in caplog.text

@@ -13,6 +13,7 @@ from pyspark.sql.streaming import StatefulProcessor
 import pyspark_ckpt as ckpt
 from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.restore import rescale
+from pyspark_ckpt.stored.rewrite import StateRewrite
 from tests.query.harness import (
     BACKEND,
     INLINE,
@@ -157,10 +158,9 @@ def test_key_groups_are_taken_over_without_a_shuffle(
     made: list[list[Handle]] = []
     divided = rescale._divided
 
-    def noted(*args: Any, **more: Any) -> list[Handle] | None:
-        handles = divided(*args, **more)
-        made.append(handles or [])
-        return handles
+    def noted(*args: Any, **more: Any) -> list[Handle]:
+        made.append(divided(*args, **more))
+        return made[-1]
 
     job = job.using({**SOON, **OFTEN, RETAINED: 1})
     stages = [
@@ -174,7 +174,7 @@ def test_key_groups_are_taken_over_without_a_shuffle(
         with monkeypatch.context() as patch:
             patch.setattr(rescale, "_divided", noted)
             if number > 0:
-                patch.setattr(rescale, "_moved", no_entries_move)
+                patch.setattr(StateRewrite, "run", no_entries_move)
             for start in (savepoint, None):
                 for _ in range(2):
                     job.feed.add(file_of(epoch))

@@ -34,7 +34,7 @@ from pyspark_ckpt.operator.table.stored_keys import (
 )
 from pyspark_ckpt.storage.base import chunks_of
 from pyspark_ckpt.storage.local import LocalStorage
-from pyspark_ckpt.stored.division import Share, can_be_divided, divided, shares_of
+from pyspark_ckpt.stored.division import Share, divided, shares_of
 from pyspark_ckpt.stored.unify import UnifiedStates
 from state_backends import Changes, open_backend
 from tests.query.harness import flip_bit
@@ -84,6 +84,7 @@ def first_of(subtask: int, parallelism: int = 2) -> Handle:
         epoch=3,
         key_schema=SCHEMA,
         states=(STATE,),
+        has_state_of_no_key=False,
     )
 
 
@@ -130,13 +131,19 @@ def with_segment(
     return msgspec.structs.replace(handle, segments=(segment,))
 
 
-def shares(handles: Sequence[Handle], operator: OperatorDescriptor = WANTED) -> list[Share]:
-    return shares_of(handles, operator, "new", 9)
+def shares(handles: Sequence[Handle], operator: OperatorDescriptor = WANTED) -> tuple[Share, ...]:
+    found = shares_of(handles, operator, UnifiedStates(UID, handles))
+    assert found is not None
+    return found
 
 
-def made(storage: LocalStorage, share: Share, scratch: Path) -> Handle | None:
+def made(
+    storage: LocalStorage, share: Share, scratch: Path, operator: OperatorDescriptor = WANTED
+) -> Handle:
     scratch.mkdir()
-    return divided(share, storage, storage, (STATE,), scratch, has_same_clock=True)
+    first = operator.first_handle("new", share.subtask, 9)
+    first = msgspec.structs.replace(first, states=(STATE,))
+    return divided(first, share, storage, storage, scratch, has_same_clock=True)
 
 
 def files_below(directory: Path) -> list[Path]:
@@ -162,12 +169,9 @@ def test_each_subtask_gets_its_key_groups(storage: LocalStorage, tmp_path: Path)
     written, removed = {entry(1, 999): b"later", entry(6, 5): b"new"}, [entry(2, 3), entry(5, 4)]
     handle = with_segment(storage, handle, written, removed)
     expected = {k: v for k, v in (whole | written).items() if k not in removed}
-    results = [
-        made(storage, share, tmp_path / f"s{share.first.subtask}") for share in shares([handle])
-    ]
-    assert [each.subtask for each in results if each is not None] == [0, 1]
+    results = [made(storage, share, tmp_path / f"s{share.subtask}") for share in shares([handle])]
+    assert [each.subtask for each in results] == [0, 1]
     for each in results:
-        assert each is not None
         groups = key_groups_of(each.subtask, 4, MAX)
         assert content(storage, each) == {
             key: value for key, value in expected.items() if key_group_of(key) in groups
@@ -175,7 +179,7 @@ def test_each_subtask_gets_its_key_groups(storage: LocalStorage, tmp_path: Path)
         assert each.timeout_ms == 1000 - groups[-1] - 1
         assert (each.query_id, each.epoch, each.parallelism) == ("new", 9, 4)
         assert each.version not in handle.lineage
-    shared = set.intersection(*({file.path for file in each.files()} for each in results if each))
+    shared = set.intersection(*({file.path for file in each.files()} for each in results))
     assert shared
 
 
@@ -184,7 +188,6 @@ def test_the_timeout_of_the_first_possible_timer(storage: LocalStorage, tmp_path
     first_ms = -(1 << 63)
     handle = stored(storage, tmp_path, 0, [entries_of(range(8)) | timer(0, 8, first_ms)])
     result = made(storage, shares([handle])[0], tmp_path / "scratch")
-    assert result is not None
     assert result.timeout_ms == first_ms
 
 
@@ -235,11 +238,9 @@ def test_every_entry_goes_where_its_key_group_goes(
         handles.append(stored_as(form, storage, tmp_path, subtask, before, own))
     random.Random(7).shuffle(handles)
     operator = msgspec.structs.replace(WANTED, parallelism=after)
-    assert can_be_divided(handles, operator, UnifiedStates(UID, handles))
     found: Entries = {}
     for share in shares(handles, operator):
-        handle = made(storage, share, tmp_path / f"s{share.first.subtask}")
-        assert handle is not None
+        handle = made(storage, share, tmp_path / f"s{share.subtask}", operator)
         groups = key_groups_of(handle.subtask, after, MAX)
         expected = {key: value for key, value in given.items() if key_group_of(key) in groups}
         assert content(storage, handle) == expected
@@ -261,8 +262,7 @@ def test_divided_and_joined_again(storage: LocalStorage, tmp_path: Path) -> None
         handles, joined = joined, []
         for share in shares(handles, operator):
             number = len(list(tmp_path.iterdir()))
-            result = made(storage, share, tmp_path / f"s{number}")
-            assert result is not None
+            result = made(storage, share, tmp_path / f"s{number}", operator)
             assert result.base is not None
             assert result.base.format == "rocksdb"
             joined.append(result)
@@ -274,10 +274,12 @@ def test_divided_and_joined_again(storage: LocalStorage, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("head", [OPERATOR_STATE, RAW_STATE])
 def test_state_that_belongs_to_no_key(storage: LocalStorage, tmp_path: Path, head: bytes) -> None:
+    """A handle that says there is none is wrong; such state is neither lost nor given to all."""
     handle = stored(storage, tmp_path, 1, [entries_of(range(8, 16)) | {head + b"\x00": b"x"}])
     share = shares([handle])[0]
-    assert share.first.subtask == 2
-    assert made(storage, share, tmp_path / "scratch") is None
+    assert share.subtask == 2
+    with pytest.raises(CorruptFileError, match=r"subtask 1: .* belongs to no key"):
+        made(storage, share, tmp_path / "scratch")
 
 
 @pytest.mark.parametrize("head", [OPERATOR_STATE, RAW_STATE])
@@ -295,7 +297,8 @@ def test_state_that_belongs_to_no_key_of_a_subtask_that_is_read(
     share = shares(handles, operator)[0]
     assert (share.kept is None) == (forms[0] == CHANGE_FILE)
     before = files_below(tmp_path / "stored")
-    assert made(storage, share, tmp_path / "scratch") is None
+    with pytest.raises(CorruptFileError, match=r"subtask 1: .* belongs to no key"):
+        made(storage, share, tmp_path / "scratch", operator)
     assert files_below(tmp_path / "stored") == before
 
 
@@ -305,7 +308,6 @@ def test_a_damaged_file(storage: LocalStorage, tmp_path: Path) -> None:
     flip_bit(storage.path(max(handle.files(), key=lambda file: file.size_bytes).path), 100)
     with pytest.raises(CorruptFileError):  # noqa: PT012  # either of the two
         result = made(storage, shares([handle])[0], tmp_path / "scratch")
-        assert result is not None
         content(storage, result)
 
 
@@ -323,7 +325,7 @@ def test_a_damaged_file_that_is_read(storage: LocalStorage, tmp_path: Path, form
         largest = max(read.base.files, key=lambda each: each.file.size_bytes)
         flip_bit(storage.path(largest.file.path), 100)
     with pytest.raises(CorruptFileError):
-        made(storage, share, tmp_path / "scratch")
+        made(storage, share, tmp_path / "scratch", operator)
 
 
 def test_when_entries_have_to_move(storage: LocalStorage, tmp_path: Path) -> None:
@@ -335,7 +337,7 @@ def test_when_entries_have_to_move(storage: LocalStorage, tmp_path: Path) -> Non
 
     def possible(old: Sequence[Handle], parallelism: int, maximum: int = MAX) -> bool:
         operator = msgspec.structs.replace(WANTED, parallelism=parallelism, max_parallelism=maximum)
-        return can_be_divided(old, operator, states)
+        return shares_of(old, operator, states) is not None
 
     assert possible(handles, 4)
     assert possible(handles, 16)
@@ -348,6 +350,8 @@ def test_when_entries_have_to_move(storage: LocalStorage, tmp_path: Path) -> Non
     assert possible([handles[0], without_files[1]], 8)
     other = msgspec.structs.replace(STATE, name="before")
     renumbered = msgspec.structs.replace(handles[0], states=(other, STATE))
-    assert not can_be_divided(
+    assert not shares_of(
         [renumbered, handles[1]], WANTED, UnifiedStates(UID, [handles[1], renumbered])
     )
+    with_broadcast = msgspec.structs.replace(handles[0], has_state_of_no_key=True)
+    assert not possible([with_broadcast, handles[1]], 4)

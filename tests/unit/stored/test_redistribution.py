@@ -161,7 +161,7 @@ def moving(
     )  # fmt: skip
     states = UnifiedStates("u", handles, wanted, migrations)
     operator = MovedOperator(
-        uid="u", operator_id=0, wanted=descriptor, stored=metadata, states=states
+        uid="u", operator_id=0, wanted=descriptor, stored=metadata, states=states, shares=None
     )
     return rewrite_of(operator, storage.url, storage.child("new").url, "q", 1)
 

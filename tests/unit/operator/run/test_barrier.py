@@ -6,9 +6,12 @@ import io
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
+from pyspark.sql import Row
+from pyspark.sql.streaming import StatefulProcessor
 
 from pyspark_ckpt.formats.change_file import decode_changes
 from pyspark_ckpt.formats.handle import Handle, Segment
@@ -17,6 +20,7 @@ from pyspark_ckpt.operator.run.barrier import make_segment
 from pyspark_ckpt.operator.table.writes import in_frames
 from pyspark_ckpt.storage.base import FileReference
 from pyspark_ckpt.storage.open import Storage
+from pyspark_ckpt.testing import ProcessorHarness
 from state_backends import Changes
 
 Entries = list[tuple[bytes, bytes | None]]
@@ -135,3 +139,46 @@ def test_changes_are_never_all_in_memory(storage: Storage, handle: Handle, thres
     assert segment is not None
     assert (segment.entries, len(pulled.alive)) == (50_000, 50)
     assert pulled.most_alive <= 3
+
+
+class Keeps(StatefulProcessor):
+    """Counts rows per key, and keeps in addition what its subtask keeps for no key."""
+
+    def __init__(self, kind: str | None) -> None:
+        self.kind = kind
+
+    def init(self, handle: Any) -> None:
+        self.n = handle.getValueState("n", "n long")
+        self.list = handle.getOperatorListState("l", "n long")
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+        self.n.update((len(list(rows)),))
+        if self.kind == "list":
+            self.list.appendValue((1,))
+        yield from ()
+
+    def close(self) -> None:
+        pass
+
+
+class KeepsRaw(Keeps):
+    """Keeps a raw stream."""
+
+    def snapshotState(self, context: Any) -> None:
+        context.getRawOperatorStateOutput().write(b"raw")
+
+
+@pytest.mark.parametrize(
+    ("processor", "expected"),
+    [(Keeps(None), False), (Keeps("list"), True), (KeepsRaw(None), True)],
+    ids=["keyed state only", "list", "raw"],
+)
+def test_a_handle_says_whether_its_subtask_has_state_of_no_key(
+    processor: Keeps, expected: bool
+) -> None:
+    """A rescale shares files only if there is none, so it stays said once it was written."""
+    harness = ProcessorHarness(processor)
+    for key in ("a", "b"):
+        harness.test(key, [Row(n=1)])
+        assert harness.snapshot().handle.has_state_of_no_key == expected
+        processor.kind = None
