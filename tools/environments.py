@@ -51,7 +51,7 @@ def environment(pyspark: str, python: str = "3.11", pins: Mapping[str, str] | No
     """
     interpreter = interpreter_of(python)
     wanted = [f"pyspark=={pyspark}", *(f"{name}=={pin}" for name, pin in (pins or {}).items())]
-    digest = hashlib.sha256(repr((wanted, TESTS_IMPORT)).encode()).hexdigest()[:8]
+    digest = hashlib.sha256(repr((wanted, requirements(), TESTS_IMPORT)).encode()).hexdigest()[:8]
     place = _directory() / f"python-{python}-pyspark-{pyspark}-{digest}"
     place.parent.mkdir(parents=True, exist_ok=True)
     with place.with_name(f"{place.name}.lock").open("w") as lock:
