@@ -29,7 +29,7 @@ from benchmarks.runs.session import Sessions, use_this_python
 
 _CHECKED_IN = Path(__file__).parent / "results"
 _MILLIONS = (1, 2, 4, 8, 16)
-_SUBTASKS = 2
+SUBTASKS = 2
 _STEPS = ("first savepoint", "second savepoint", "fork", "scan")
 _MOST_RATIO = 1.5
 _HOW = (
@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sessions = Sessions(Path(directory))
         try:
             spark = sessions.new()
-            spark.conf.set("spark.sql.shuffle.partitions", _SUBTASKS)
+            spark.conf.set("spark.sql.shuffle.partitions", SUBTASKS)
             _measure(spark, Path(directory) / "warm-up", "heap", 1_000)  # starts workers
             for backend in options.backends:
                 figures[backend] = {}
@@ -98,44 +98,61 @@ def _measure(spark: SparkSession, base: Path, backend: str, keys: int) -> dict[s
     """Return the seconds of each step per million keys."""
     spark.conf.set("spark.ckpt.state.backend.type", backend)
     source = str(base / "in")
-    rows = spark.range(keys).selectExpr(
-        "id k", "id % 1000 n", "rpad(cast(id as string), 40, 'x') s"
-    )
-    rows.repartition(_SUBTASKS).write.parquet(source)
-    total = keys // 1000 * 499_500 + sum(range(keys % 1000))
+    rows_of(spark, keys).repartition(SUBTASKS).write.parquet(source)
+    total = total_of(keys)
     seconds = {}
-    query = _started(spark, source, base / "location")
+    query = started(spark, source, base / "location")
     try:
         query.processAllAvailable()
         for step in _STEPS[:2]:
             seconds[step], saved = _timed(lambda: query.triggerSavepoint(str(base / "saved")))
-            _check(saved.path, keys, total, f"{backend}, {keys} keys, {step}")
+            check_savepoint(saved.path, keys, total, f"{backend}, {keys} keys, {step}")
     finally:
         query.stop()
     forked, path = base / "forked", saved.path
     spark.range(1).selectExpr("id k", "0L n", "'' s").write.mode("append").parquet(source)
-    seconds["fork"], query = _timed(lambda: _with_an_epoch(_started(spark, source, forked, path)))
+    seconds["fork"], query = _timed(lambda: with_an_epoch(started(spark, source, forked, path)))
     try:
         of_fork = query.triggerSavepoint(str(base / "saved")).path
     finally:
         query.stop()
-    _check(of_fork, keys, total, f"{backend}, {keys} keys, fork")
-    seconds["scan"], _ = _timed(lambda: _check(path, keys, total, f"{backend}, {keys} keys, scan"))
+    check_savepoint(of_fork, keys, total, f"{backend}, {keys} keys, fork")
+    seconds["scan"], _ = _timed(
+        lambda: check_savepoint(path, keys, total, f"{backend}, {keys} keys, scan")
+    )
     return {step: each / keys * 1_000_000 for step, each in seconds.items()}
 
 
-def _started(
-    spark: SparkSession, source: str, location: Path, savepoint: str | None = None
+def rows_of(spark: SparkSession, keys: int) -> DataFrame:
+    """Return a row for each key: the key, a number below 1000, and a text."""
+    return spark.range(keys).selectExpr(
+        "id k", "id % 1000 n", "rpad(cast(id as string), 40, 'x') s"
+    )
+
+
+def total_of(keys: int) -> int:
+    """Return the sum of the numbers of all keys."""
+    return keys // 1000 * 499_500 + sum(range(keys % 1000))
+
+
+def started(
+    spark: SparkSession,
+    source: str,
+    location: Path,
+    savepoint: str | None = None,
+    key_groups: int | None = None,
 ) -> ckpt.CheckpointedQuery:
+    """Return a query over the rows that are and come in a directory."""
     stream: DataFrame = spark.readStream.schema("k long, n long, s string").parquet(source)
-    kept = ckpt.key_by(stream, "k").transformWithState(
+    kept = ckpt.key_by(stream, "k", maxParallelism=key_groups).transformWithState(
         Newest(), "k long", "Append", "None", uid="op"
     )
     writer = ckpt.write_stream(kept).format("noop").option("checkpointLocation", str(location))
     return (writer if savepoint is None else writer.restoreFrom(savepoint)).start()
 
 
-def _with_an_epoch(query: ckpt.CheckpointedQuery) -> ckpt.CheckpointedQuery:
+def with_an_epoch(query: ckpt.CheckpointedQuery) -> ckpt.CheckpointedQuery:
+    """Return a query that has run over all its input."""
     query.processAllAvailable()
     return query
 
@@ -146,7 +163,7 @@ def _timed(work: Callable[[], Any]) -> tuple[float, Any]:
     return time.perf_counter() - began, result
 
 
-def _check(path: str, keys: int, total: int, what: str) -> None:
+def check_savepoint(path: str, keys: int, total: int, what: str) -> None:
     """Read all entries of a savepoint, and compare them with what was put in."""
     found = found_total = 0
     with ckpt.open_state(path) as snapshot:
