@@ -80,7 +80,7 @@ MUTATIONS = (
     Mutation(
         "fence of a driver",
         "pyspark_ckpt/stores/directory.py",
-        "if self._storage.exists(term_path(self._term + 1)):",
+        "if self._terms.has(self._term + 1):",
         "if False:",
         "tests/unit/stores",
     ),
@@ -197,21 +197,27 @@ MUTATIONS = (
         "tests/unit/testing/test_replay.py",
     ),
     Mutation(
+        "a number that another driver has taken",
+        "pyspark_ckpt/storage/claims.py",
+        """        except FileExistsError:
+            return False""",
+        """        except FileExistsError:
+            return True""",
+        "tests/unit/stores tests/unit/restore/location",
+    ),
+    Mutation(
         "look for a driver that has taken a seeding over",
         "pyspark_ckpt/restore/location/seedings.py",
-        "        if self._location.exists(seeding_path(self._number + 1)):",
+        "        if self._seedings.has(self._number + 1):",
         "        if False:",
         "tests/unit/restore/location/test_seedings.py",
     ),
     Mutation(
         "end of a seeding that another driver has taken over",
         "pyspark_ckpt/restore/location/seedings.py",
-        """            self._location.write(seeding_path(self._number + 1), [_ENDED])
-        except FileExistsError as exc:
-            raise _taken_over(self._location) from exc""",
-        """            self._location.write(seeding_path(self._number + 1), [_ENDED])
-        except FileExistsError:
-            pass""",
+        """        if not self._seedings.take(self._number + 1, _ENDED):
+            raise _taken_over(self._location)""",
+        "        self._seedings.take(self._number + 1, _ENDED)",
         "tests/unit/restore/location/test_seedings.py",
     ),
     Mutation(
@@ -266,7 +272,7 @@ MUTATIONS = (
     Mutation(
         "claim of a swap",
         "pyspark_ckpt/restore/location/swap.py",
-        "        if self._location.exists(self._next) or begun_swap(self._location) "
+        "        if self._claims.has(self._number + 1) or begun_swap(self._location) "
         "!= self._begun:",
         "        if False:",
         "tests/unit/restore/location/test_swap.py",

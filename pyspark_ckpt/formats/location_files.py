@@ -12,14 +12,13 @@ which gives the query another id, carries them over.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from typing import TypeVar
 
 import msgspec
 
 from pyspark_ckpt.formats.layout import ROLLED_BACK_NAME, output_path_path, place_path
 from pyspark_ckpt.storage.base import JSON_ERRORS, CoordinatorStorage, Storage, corrupt_file
-from pyspark_ckpt.storage.numbered_files import highest_number
+from pyspark_ckpt.storage.claims import Claims
 
 _MAX_BYTES = 1 << 20
 """A larger file was not written by this library, and is refused as changed."""
@@ -60,7 +59,7 @@ class PlaceRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 def read_place(location: CoordinatorStorage) -> tuple[int, PlaceRecord | None]:
     """Return the number of a location's newest record and the record, or 0 and ``None``."""
-    number = highest_number(location, place_path)
+    number = Claims(location, place_path).newest()
     if number == 0:
         return 0, None
     path = place_path(number)
@@ -72,12 +71,9 @@ def read_place(location: CoordinatorStorage) -> tuple[int, PlaceRecord | None]:
     return number, read_small_file(location, path, PlaceRecord, holds, to_do)
 
 
-def write_place(location: CoordinatorStorage, number: int, record: PlaceRecord) -> None:
-    """Write a location's record of a number; durable on return.
-
-    It raises ``FileExistsError`` if a record of that number exists.
-    """
-    location.write(place_path(number), [msgspec.json.encode(record)])
+def write_place(location: CoordinatorStorage, number: int, record: PlaceRecord) -> bool:
+    """Write a location's record of a number, durably; return whether the number was free."""
+    return Claims(location, place_path).take(number, msgspec.json.encode(record))
 
 
 class Writer(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,14 +107,13 @@ def read_writers(log: Storage) -> tuple[Writer, ...]:
     holds, to_do = "the query that writes here", "give the query a new path or table"
     return tuple(
         read_small_file(log, writer_path(number), Writer, holds, to_do)
-        for number in range(1, highest_number(log, writer_path) + 1)
+        for number in range(1, Claims(log, writer_path).newest() + 1)
     )
 
 
 def add_writer(log: Storage, number: int, writer: Writer) -> None:
     """Claim an output path for a query; durable on return. The number may be taken already."""
-    with suppress(FileExistsError):
-        log.write(writer_path(number), [msgspec.json.encode(writer)])
+    Claims(log, writer_path).take(number, msgspec.json.encode(writer))
 
 
 def read_used_paths(location: Storage) -> tuple[UsedPath, ...]:
@@ -126,14 +121,16 @@ def read_used_paths(location: Storage) -> tuple[UsedPath, ...]:
     holds, to_do = "where the query writes", "give the query a new path or table, and delete it"
     return tuple(
         read_small_file(location, output_path_path(number), UsedPath, holds, to_do)
-        for number in range(1, highest_number(location, output_path_path) + 1)
+        for number in range(1, Claims(location, output_path_path).newest() + 1)
     )
 
 
 def add_used_path(location: Storage, number: int, used: UsedPath) -> None:
-    """Note where a query writes from now on; durable on return."""
-    with suppress(FileExistsError):  # another start there, which this one or that one will fence
-        location.write(output_path_path(number), [msgspec.json.encode(used)])
+    """Note where a query writes from now on; durable on return.
+
+    If the number is taken, there is another start, which this one or that one will fence.
+    """
+    Claims(location, output_path_path).take(number, msgspec.json.encode(used))
 
 
 def carry_used_paths(location: Storage, staged: Storage) -> None:

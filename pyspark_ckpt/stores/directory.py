@@ -31,7 +31,7 @@ from pyspark_ckpt.errors import CorruptFileError, FencedError
 from pyspark_ckpt.formats.layout import AUTHOR_NAME, checkpoint_name, id_mark_path, term_path
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.storage.base import CoordinatorStorage, Storage, all_of
-from pyspark_ckpt.storage.numbered_files import highest_number
+from pyspark_ckpt.storage.claims import Claims
 from pyspark_ckpt.stores.base import CompletedCheckpointStore, metadata_path
 
 _CARRIED = b"carried over by a rollback\n"
@@ -55,7 +55,8 @@ class DriverTerm:
     def __init__(self, storage: CoordinatorStorage) -> None:
         self.author = secrets.token_hex(16)
         self._storage = storage
-        self._term = self._claim(highest_number(storage, term_path) + 1)
+        self._terms = Claims(storage, term_path)
+        self._term = self._terms.take_next(self.author.encode())
 
     def check(self) -> None:
         """Check that no driver has claimed a later term, and that the directory is the same.
@@ -73,24 +74,12 @@ class DriverTerm:
                 f"({path} is missing or another driver's). The query was rolled back, or its "
                 "checkpoints were deleted. Run a query once at a time: stop this one"
             )
-        if self._storage.exists(term_path(self._term + 1)):
+        if self._terms.has(self._term + 1):
             raise FencedError(
                 f"{self._storage.url}: another driver has taken over these checkpoints "
                 f"({term_path(self._term + 1)}; this driver has term {self._term}). Run a query "
                 "once at a time: stop this one"
             )
-
-    def _claim(self, term: int) -> int:
-        while not self._has_written(term):
-            term += 1
-        return term
-
-    def _has_written(self, term: int) -> bool:
-        try:
-            self._storage.write(term_path(term), [self.author.encode()])
-        except FileExistsError:
-            return False
-        return True
 
 
 def carry_terms(source: Storage, target: Storage) -> None:
@@ -98,13 +87,9 @@ def carry_terms(source: Storage, target: Storage) -> None:
 
     Terms that `target` has already stay there.
     """
-
-    def carry(term: int) -> None:
-        with suppress(FileExistsError):
-            target.write(term_path(term), [_CARRIED])
-
-    terms = range(1, highest_number(source, term_path) + 1)
-    all_of(carry, terms, at_once=source.is_remote)
+    terms = range(1, Claims(source, term_path).newest() + 1)
+    carried = Claims(target, term_path)
+    all_of(lambda term: carried.take(term, _CARRIED), terms, at_once=source.is_remote)
 
 
 class CompletedCheckpoints(CompletedCheckpointStore):
@@ -252,12 +237,13 @@ class IdMarks:
 
     def __init__(self, storage: CoordinatorStorage) -> None:
         self._storage = storage
+        self._marks = Claims(storage, id_mark_path)
         self._number = 0
         self._first = 1 - IDS_OF_MARK
 
     def read(self) -> range:
         """Find the newest mark and return its ids; all ids in use are among them or lower."""
-        self._find(highest_number(self._storage, id_mark_path))
+        self._find(self._marks.newest())
         return _ids_since(self._first)
 
     def older(self) -> Iterator[range]:
@@ -272,12 +258,10 @@ class IdMarks:
         """
         while checkpoint_id >= self._first + IDS_OF_MARK:
             number = self._number + 1
-            try:
-                self._storage.write(id_mark_path(number), [str(checkpoint_id).encode()])
-            except FileExistsError:  # of another driver
-                self._find(number)
-            else:
+            if self._marks.take(number, str(checkpoint_id).encode()):
                 self._number, self._first = number, checkpoint_id
+            else:  # of another driver
+                self._find(number)
 
     def _find(self, number: int) -> None:
         if number > 0:

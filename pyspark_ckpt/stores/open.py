@@ -18,7 +18,7 @@ from pyspark_ckpt.formats.layout import STORES, store_note_path
 from pyspark_ckpt.formats.location_files import read_small_file
 from pyspark_ckpt.settings import KEYS, HighAvailability, Settings, values
 from pyspark_ckpt.storage.base import CoordinatorStorage
-from pyspark_ckpt.storage.numbered_files import highest_number
+from pyspark_ckpt.storage.claims import Claims
 from pyspark_ckpt.stores.base import CompletedCheckpointStore
 from pyspark_ckpt.stores.directory import CompletedCheckpoints
 from pyspark_ckpt.stores.kubernetes import KubernetesPointers, namespace_of_driver
@@ -61,7 +61,11 @@ def store_of(settings: Settings, query_id: str) -> StoreNote:
 
 def read_store_note(storage: CoordinatorStorage) -> StoreNote:
     """Return the store of the checkpoints in a directory."""
-    return _read(storage, highest_number(storage, store_note_path))
+    return _read(storage, _notes(storage).newest())
+
+
+def _notes(storage: CoordinatorStorage) -> Claims:
+    return Claims(storage, store_note_path)
 
 
 def _read(storage: CoordinatorStorage, number: int) -> StoreNote:
@@ -108,30 +112,23 @@ def _is_claimed(
     storage: CoordinatorStorage, store: CompletedCheckpointStore, note: StoreNote
 ) -> bool:
     """Claim a store; return whether it is still the query's."""
-    number = highest_number(storage, store_note_path)
+    notes, content = _notes(storage), msgspec.json.encode(note)
+    number = notes.newest()
     try:
         before = _read(storage, number)
     except CorruptFileError:  # the store before is not known
         store.claim()
-        return _has_written(storage, number + 1, note)
+        return notes.take(number + 1, content)
     if before == note:
         store.claim()
         if number > 0:
             storage.make_durable(STORES)  # its writer may have been killed before
-        return highest_number(storage, store_note_path) == number
+        return notes.newest() == number
     _take_over(storage, store, before, number)
-    if not _has_written(storage, number + 1, note):
+    if not notes.take(number + 1, content):
         return False
     # Once more: a driver that has not seen the note may have claimed the store before.
     _take_over(storage, store, before, number)
-    return True
-
-
-def _has_written(storage: CoordinatorStorage, number: int, note: StoreNote) -> bool:
-    try:
-        storage.write(store_note_path(number), [msgspec.json.encode(note)])
-    except FileExistsError:
-        return False
     return True
 
 

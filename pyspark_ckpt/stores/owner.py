@@ -21,7 +21,7 @@ import msgspec
 from pyspark_ckpt.errors import CheckpointError, RestoreError
 from pyspark_ckpt.formats.layout import IDENTITY_NAME, OWNERS, owner_path
 from pyspark_ckpt.formats.location_files import read_small_file
-from pyspark_ckpt.storage.numbered_files import highest_number
+from pyspark_ckpt.storage.claims import Claims
 from pyspark_ckpt.storage.open import LocalStorage, Storage
 
 _NO_FILE = ""
@@ -45,7 +45,7 @@ def check_owner(location: Storage, checkpoints: Storage, place: Storage | None =
 
     The parameters are the same as for :func:`claim_directory`.
     """
-    owner = _owner(checkpoints, highest_number(checkpoints, owner_path))
+    owner = _newest_owner(checkpoints)
     if owner is not None:
         path = resolved_path(place or location)
         _check(location, _token(location), owner, checkpoints, path)
@@ -54,7 +54,7 @@ def check_owner(location: Storage, checkpoints: Storage, place: Storage | None =
 def owns(location: Storage, checkpoints: Storage) -> bool:
     """Return whether a checkpoints directory records that it belongs to a location."""
     try:
-        owner = _owner(checkpoints, highest_number(checkpoints, owner_path))
+        owner = _newest_owner(checkpoints)
         if owner is None:
             return False
         _check(location, _token(location), owner, checkpoints, resolved_path(location))
@@ -65,7 +65,7 @@ def owns(location: Storage, checkpoints: Storage) -> bool:
 
 def owner_location(checkpoints: Storage) -> str | None:
     """Return the path of the location that owns a checkpoints directory, ``None`` if none does."""
-    owner = _owner(checkpoints, highest_number(checkpoints, owner_path))
+    owner = _newest_owner(checkpoints)
     return None if owner is None else owner.location
 
 
@@ -75,9 +75,9 @@ def claim_directory(location: Storage, checkpoints: Storage, place: Storage | No
     `location` gets a token if it has none yet. `place` is where `location` will be moved to, if it
     was made elsewhere. ``RestoreError`` is raised if another location owns the directory.
     """
-    path = resolved_path(place or location)
+    path, owners = resolved_path(place or location), Claims(checkpoints, owner_path)
     while True:
-        number = highest_number(checkpoints, owner_path)
+        number = owners.newest()
         owner = _owner(checkpoints, number)
         if owner is not None:
             _check(location, _token(location), owner, checkpoints, path)
@@ -90,9 +90,9 @@ def claim_directory(location: Storage, checkpoints: Storage, place: Storage | No
         if claimed == owner:
             checkpoints.make_durable(OWNERS)  # its writer may have been killed before
             return
-        with suppress(FileExistsError):  # another start wrote it at the same time: check again
-            checkpoints.write(owner_path(number + 1), [msgspec.json.encode(claimed)])
+        if owners.take(number + 1, msgspec.json.encode(claimed)):
             return
+        # Another start wrote it at the same time: check again.
 
 
 def _check(
@@ -154,6 +154,10 @@ def _file(location: Storage) -> str:
         return _NO_FILE
     status = location.path(IDENTITY_NAME).stat()
     return f"{status.st_ino}-{status.st_mtime_ns}"
+
+
+def _newest_owner(checkpoints: Storage) -> Owner | None:
+    return _owner(checkpoints, Claims(checkpoints, owner_path).newest())
 
 
 def _owner(checkpoints: Storage, number: int) -> Owner | None:

@@ -13,7 +13,6 @@ seeding over may then clear all of it. A seeding without it has changed nothing.
 from __future__ import annotations
 
 import errno
-from contextlib import suppress
 
 from pyspark_ckpt.errors import CorruptFileError, FencedError, RestoreError
 from pyspark_ckpt.formats.layout import (
@@ -31,7 +30,7 @@ from pyspark_ckpt.formats.layout import (
 from pyspark_ckpt.restore.seeding import QUERY_ID_NAME, write_query_id
 from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.spark.state_files import STATE
-from pyspark_ckpt.storage.numbered_files import highest_number
+from pyspark_ckpt.storage.claims import Claims
 from pyspark_ckpt.storage.open import Storage, open_storage
 
 _BEGUN = b"begun\n"
@@ -44,7 +43,7 @@ _FRESH = {QUERY_ID_NAME, IDENTITY_NAME, OUTPUT_PATHS, PLACES, SEEDINGS}
 
 def is_half_seeded(location: Storage) -> bool:
     """Return whether a location is being filled, or a driver was killed while it filled it."""
-    return _is_half_seeded(location, highest_number(location, seeding_path))
+    return _is_half_seeded(location, Claims(location, seeding_path).newest())
 
 
 def settle_seedings(location: Storage) -> None:
@@ -52,12 +51,12 @@ def settle_seedings(location: Storage) -> None:
 
     The end of a seeding becomes durable. A seeding that has begun and changed nothing is ended.
     """
-    newest = highest_number(location, seeding_path)
+    seedings = Claims(location, seeding_path)
+    newest = seedings.newest()
     if newest == 0 or _is_half_seeded(location, newest):
         return
     if _is_begun(location, newest):
-        with suppress(FileExistsError):  # its driver has ended it
-            location.write(seeding_path(newest + 1), [_ENDED])
+        seedings.take(newest + 1, _ENDED)  # unless its driver has ended it
     location.make_durable(SEEDINGS)
 
 
@@ -68,7 +67,7 @@ def begin_seeding(location: Storage) -> Seeding:
     means that the location is neither fresh nor half filled. ``FencedError`` means that another
     driver began at the same time, or has filled the location.
     """
-    newest = highest_number(location, seeding_path)
+    newest = Claims(location, seeding_path).newest()
     if _is_half_seeded(location, newest):
         return _take_over(location, newest)
     _check_fresh(location)
@@ -88,13 +87,14 @@ class Seeding:
     def __init__(self, location: Storage, number: int) -> None:
         self._location = location
         self._number = number
+        self._seedings = Claims(location, seeding_path)
 
     def check(self) -> None:
         """Check that no other driver has taken the location over.
 
         ``FencedError`` is raised if another driver has.
         """
-        if self._location.exists(seeding_path(self._number + 1)):
+        if self._seedings.has(self._number + 1):
             raise _taken_over(self._location)
 
     def clear(self, checkpoints_directory: str | None) -> None:
@@ -157,10 +157,8 @@ class Seeding:
         complete then.
         """
         self.check()
-        try:
-            self._location.write(seeding_path(self._number + 1), [_ENDED])
-        except FileExistsError as exc:
-            raise _taken_over(self._location) from exc
+        if not self._seedings.take(self._number + 1, _ENDED):
+            raise _taken_over(self._location)
 
 
 def has_savepoints(location: Storage, name: str) -> bool:
@@ -178,10 +176,8 @@ def _take_over(location: Storage, newest: int) -> Seeding:
 
 
 def _take_number(location: Storage, number: int) -> Seeding:
-    try:
-        location.write(seeding_path(number), [_BEGUN])
-    except FileExistsError as exc:
-        raise _taken_over(location) from exc
+    if not Claims(location, seeding_path).take(number, _BEGUN):
+        raise _taken_over(location)
     return Seeding(location, number)
 
 

@@ -72,7 +72,7 @@ from pyspark_ckpt.spark.log import Sources, SparkLog
 from pyspark_ckpt.spark.plan import StatefulOperators
 from pyspark_ckpt.spark.sink import FileSinkLog, TableSink
 from pyspark_ckpt.storage.base import FileReference
-from pyspark_ckpt.storage.numbered_files import highest_number
+from pyspark_ckpt.storage.claims import Claims
 from pyspark_ckpt.storage.open import Storage, open_storage
 from pyspark_ckpt.storage.retrying import RetryingStorage
 from pyspark_ckpt.stores.owner import check_owner, claim_directory, resolved_path
@@ -196,11 +196,9 @@ class StartLocation:
             self._is_place_new = recorded is None
         if self._is_place_new:
             wanted = self._place.record()
-            try:
-                write_place(self.storage, self._place_number + 1, wanted)
-            except FileExistsError:
-                if read_place(self.storage)[1] != wanted:
-                    raise self._has_other_place() from None
+            is_first = write_place(self.storage, self._place_number + 1, wanted)
+            if not is_first and read_place(self.storage)[1] != wanted:
+                raise self._has_other_place()
             self._place_number += 1
             self._is_place_new = False
         self.storage.make_durable(PLACES)  # its writer may have been killed before
@@ -232,7 +230,8 @@ class StartLocation:
         """Return whether copies of this location would share checkpoints, or their store."""
         if self._checkpoints_directory is not None or self._has_store_elsewhere:
             return True
-        return highest_number(RetryingStorage(self.checkpoints(query_id)), store_note_path) > 0
+        notes = Claims(RetryingStorage(self.checkpoints(query_id)), store_note_path)
+        return notes.newest() > 0
 
     def check_not_emptied(self) -> None:
         """Check that a location has kept an epoch; writes nothing.

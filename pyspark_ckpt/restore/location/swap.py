@@ -18,6 +18,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 import msgspec
 
@@ -25,7 +26,7 @@ from pyspark_ckpt.errors import CorruptFileError, FencedError
 from pyspark_ckpt.formats.layout import ROLLBACK_MARKER, ROLLED_BACK_NAME, SHADOW
 from pyspark_ckpt.formats.location_files import RolledBack, read_small_file, write_rolled_back
 from pyspark_ckpt.log_fields import library_logger
-from pyspark_ckpt.storage.numbered_files import highest_number
+from pyspark_ckpt.storage.claims import Claims
 from pyspark_ckpt.storage.open import Storage
 
 logger = library_logger(__name__)
@@ -75,7 +76,7 @@ def swap(
     except BaseException:
         _withdraw_unless_claimed(location, wanted)
         raise
-    if not _has_written(location, wanted, _FIRST, secrets.token_hex(16).encode()):
+    if not _claims(location, wanted).take(_FIRST, _driver()):
         raise _taken_over(location)
     _carry_out(location, wanted, _Claim(location, wanted, _FIRST))
 
@@ -107,9 +108,7 @@ def finish_swap(location: Storage, begun: Swap) -> bool:
     if not begun.restarts and _is_void(location, begun):
         _remove_marker(location, begun)
         return False
-    number = highest_number(location, lambda number: _claim_path(begun, number)) + 1
-    while not _has_written(location, begun, number, secrets.token_hex(16).encode()):
-        number += 1
+    number = _claims(location, begun).take_next(_driver())
     _carry_out(location, begun, _Claim(location, begun, number))
     return True
 
@@ -160,12 +159,13 @@ class _Claim:
     def __init__(self, location: Storage, begun: Swap, number: int) -> None:
         self._location = location
         self._begun = begun
-        self._next = _claim_path(begun, number + 1)
+        self._claims = _claims(location, begun)
+        self._number = number
 
     def check(self) -> None:
         """Check that no other driver has claimed or finished the swap."""
         # The claims are removed some time after the marker, so the marker is read last.
-        if self._location.exists(self._next) or begun_swap(self._location) != self._begun:
+        if self._claims.has(self._number + 1) or begun_swap(self._location) != self._begun:
             raise _taken_over(self._location)
 
 
@@ -227,7 +227,7 @@ def _move(location: Storage, name: str, target: str, claim: _Claim) -> None:
 
 def _withdraw_unless_claimed(location: Storage, begun: Swap) -> bool:
     """Make a swap void that nobody has claimed; return whether it is void."""
-    is_claimed = not _has_written(location, begun, _FIRST, _VOID)
+    is_claimed = not _claims(location, begun).take(_FIRST, _VOID)
     # Whoever made it void may have been killed before it deleted the marker.
     if is_claimed and not _is_void(location, begun):
         return False
@@ -237,7 +237,7 @@ def _withdraw_unless_claimed(location: Storage, begun: Swap) -> bool:
 
 def is_untouched(location: Storage, begun: Swap) -> bool:
     """Return whether nothing was moved yet, so that the query of the location may run."""
-    return not location.exists(_claim_path(begun, _FIRST))
+    return not _claims(location, begun).has(_FIRST)
 
 
 def _is_void(location: Storage, begun: Swap) -> bool:
@@ -250,12 +250,13 @@ def _remove_marker(location: Storage, begun: Swap) -> None:
         location.delete([ROLLBACK_MARKER])
 
 
-def _has_written(location: Storage, begun: Swap, number: int, content: bytes) -> bool:
-    try:
-        location.write(_claim_path(begun, number), [content])
-    except FileExistsError:
-        return False
-    return True
+def _claims(location: Storage, begun: Swap) -> Claims:
+    return Claims(location, partial(_claim_path, begun))
+
+
+def _driver() -> bytes:
+    """Return the content of a claim, which no other driver writes."""
+    return secrets.token_hex(16).encode()
 
 
 def _claim_path(begun: Swap, number: int) -> str:
