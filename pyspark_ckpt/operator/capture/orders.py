@@ -1,27 +1,23 @@
 """Which epochs of a query are captured, as files in its checkpoints directory.
 
-Everybody who may write the directory can post a request, so every file is checked. A start reads
-them; tasks get what they need with the settings of the query.
+A start reads the requests. Tasks get what they need with the settings of the query.
 """
 
 from __future__ import annotations
 
-import re
-import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
 import msgspec
 
 from pyspark_ckpt.clock import now_ms
-from pyspark_ckpt.errors import CorruptFileError
 from pyspark_ckpt.formats.layout import CAPTURES, CaptureName, capture_name
+from pyspark_ckpt.formats.mailbox import Mailbox, file_name
 from pyspark_ckpt.operator.capture.capture_file import CapturedEpoch
 from pyspark_ckpt.operator.descriptor import CaptureOrder
-from pyspark_ckpt.storage.base import JSON_ERRORS, Storage
+from pyspark_ckpt.storage.base import Storage
 
 MAX_BYTES = 1 << 20
-_REQUEST = re.compile(r"[0-9]{15}-[0-9a-f]{16}\.request\.json")
 Place = TypeVar("Place")
 
 
@@ -48,6 +44,7 @@ class CaptureFiles:
 
     def __init__(self, storage: Storage) -> None:
         self._storage = storage
+        self._mailbox = Mailbox(storage, CAPTURES, "ask for the captures again", MAX_BYTES)
 
     def request(self, orders: Sequence[CaptureOrder]) -> None:
         """Have epochs captured from the next start on; durable on return.
@@ -58,14 +55,13 @@ class CaptureFiles:
         if all(any(_has(each, order) for each in known) for order in orders):
             return
         at_ms = now_ms()
-        request = CaptureRequest(orders=tuple(orders), requested_at_ms=at_ms)
-        name = f"{at_ms:015}-{secrets.token_hex(8)}.request.json"
-        self._storage.write(f"{CAPTURES}/{name}", [msgspec.json.encode(request)])
+        self._mailbox.post(CaptureRequest(orders=tuple(orders), requested_at_ms=at_ms), at_ms)
 
     def orders(self) -> tuple[CaptureOrder, ...]:
         """Return what all requests order."""
-        found = [order for name in self._requests() for order in self._read(name).orders]
-        return tuple(dict.fromkeys(found))
+        return tuple(
+            dict.fromkeys(order for orders in self._requests().values() for order in orders)
+        )
 
     def captured(self) -> dict[str, CaptureName]:
         """Return what the names of the captured epochs say, by the path of the file."""
@@ -74,28 +70,17 @@ class CaptureFiles:
 
     def delete(self, paths: Iterable[str], orders: Sequence[CaptureOrder]) -> None:
         """Delete captures, and the requests that order nothing else."""
-        done = [
-            f"{CAPTURES}/{name}"
-            for name in self._requests()
-            if all(any(_has(each, order) for each in orders) for order in self._read(name).orders)
-        ]
-        self._storage.delete([*done, *paths])
+        self._mailbox.delete(
+            file_name(request_id)
+            for request_id, wanted in self._requests().items()
+            if all(any(_has(each, order) for each in orders) for order in wanted)
+        )
+        self._storage.delete(paths)
 
-    def _requests(self) -> list[str]:
-        return sorted(name for name in self._storage.list(CAPTURES) if _REQUEST.fullmatch(name))
-
-    def _read(self, name: str) -> CaptureRequest:
-        path = f"{CAPTURES}/{name}"
-        size_bytes = self._storage.size_bytes(path)
-        try:
-            if size_bytes is not None and size_bytes > MAX_BYTES:
-                raise msgspec.DecodeError(f"it has {size_bytes} bytes")
-            return msgspec.json.decode(self._storage.read(path), type=CaptureRequest)
-        except JSON_ERRORS as exc:
-            raise CorruptFileError(
-                f"{self._storage.url_of(path)} is not what the library writes ({exc}): delete it, "
-                "and ask for the captures again"
-            ) from exc
+    def _requests(self) -> dict[str, tuple[CaptureOrder, ...]]:
+        """Return what each request orders, by its id, oldest first."""
+        ids = self._mailbox.ids(self._mailbox.names())
+        return {each: self._mailbox.read(each, CaptureRequest).orders for each in ids}
 
 
 def _has(order: CaptureOrder, other: CaptureOrder) -> bool:

@@ -14,14 +14,11 @@ writes the decision exclusively. All other tasks of the epoch read that file, an
 to repeat the epoch. So a request has its effect in one epoch, the same in every attempt. A rollback
 begins a new timeline, in which epochs decide again. A request that an epoch has carried out is done
 in all timelines.
-
-Everybody who may write the directory can post a request, so every file is checked.
 """
 
 from __future__ import annotations
 
 import re
-import secrets
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Annotated, Any, Protocol
@@ -29,18 +26,18 @@ from typing import Annotated, Any, Protocol
 import msgspec
 
 from pyspark_ckpt.clock import now_ms
-from pyspark_ckpt.errors import CorruptFileError, PlanError, StateValueError
+from pyspark_ckpt.errors import PlanError, StateValueError
 from pyspark_ckpt.formats.layout import RELEASES
+from pyspark_ckpt.formats.mailbox import Mailbox, file_name
 from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.operator.descriptor import OnError, OperatorDescriptor, Runtime
 from pyspark_ckpt.operator.rows.keys import KeyPlaces
 from pyspark_ckpt.operator.table.catalog import struct_type
-from pyspark_ckpt.storage.base import JSON_ERRORS, Storage
+from pyspark_ckpt.storage.base import Storage
 from pyspark_ckpt.storage.open import open_storage
 
 logger = library_logger(__name__)
-_ARMED = f"{RELEASES}/armed"
-_REQUEST = re.compile(r"[0-9]{15}-[0-9a-f]{16}\.request\.json")
+_ARMED = "armed"
 _EPOCH = re.compile(r"epoch-([0-9]{1,9})-([0-9]{1,18})\.json")
 _HEXADECIMAL = msgspec.Meta(pattern="^([0-9a-f]{2})*$")
 
@@ -120,6 +117,7 @@ class ReleaseFiles:
     def __init__(self, storage: Storage, timeline: int = 0) -> None:
         self._storage = storage
         self._timeline = timeline
+        self._mailbox = Mailbox(storage, RELEASES, "release the keys again", MAX_BYTES)
 
     def arm(self, epoch: int) -> None:
         """Have the epochs after this one decide, because it has a quarantined key.
@@ -127,29 +125,27 @@ class ReleaseFiles:
         `epoch` is :data:`BEFORE_ALL` if each epoch has to decide.
         """
         if not self.is_armed:
-            armed = _Armed(timeline=self._timeline, epoch=epoch)
             with suppress(FileExistsError):
-                self._storage.write(_ARMED, [msgspec.json.encode(armed)])
+                self._mailbox.write_file(_ARMED, _Armed(timeline=self._timeline, epoch=epoch))
 
     @property
     def is_armed(self) -> bool:
         """Whether there is a quarantined key, or was once."""
-        return self._storage.exists(_ARMED)
+        return self._storage.exists(f"{RELEASES}/{_ARMED}")
 
     def request(self, release: Release) -> str:
         """Write a request, durable on return; return its id."""
         at_ms = now_ms()
-        name = f"{at_ms:015}-{secrets.token_hex(8)}.request.json"
-        data = msgspec.json.encode(ReleaseRequest(release=release, requested_at_ms=at_ms))
-        if len(data) > MAX_BYTES:
+        request = ReleaseRequest(release=release, requested_at_ms=at_ms)
+        size_bytes = len(msgspec.json.encode(request))
+        if size_bytes > MAX_BYTES:
             keys = len(release.keys or ())
             raise StateValueError(
-                f"operator {release.uid!r}: a release of {keys} keys takes {len(data)} bytes, more "
-                f"than {MAX_BYTES}: release them in {len(data) // MAX_BYTES + 1} parts, or give "
-                "no keys to release all"
+                f"operator {release.uid!r}: a release of {keys} keys takes {size_bytes} bytes, "
+                f"more than {MAX_BYTES}: release them in {size_bytes // MAX_BYTES + 1} parts, or "
+                "give no keys to release all"
             )
-        self._storage.write(f"{RELEASES}/{name}", [data])
-        return name.removesuffix(".request.json")
+        return self._mailbox.post(request, at_ms)
 
     def decide(self, epoch: int) -> Decision:
         """Return what an epoch releases; decide it if no task has."""
@@ -158,15 +154,16 @@ class ReleaseFiles:
         found = self.decided(epoch)
         if found is not None:
             return found
-        names = self._storage.list(RELEASES)
+        names = self._mailbox.names()
         before = self._newest_before(epoch, names)
         done = () if before is None else self._decision(before).done
-        waiting = sorted(n for n in names if _REQUEST.fullmatch(n) and n not in done)
+        requests = map(file_name, self._mailbox.ids(names))
+        waiting = [name for name in requests if name not in done]
         taken = self._first_releases(waiting)
         kept = [name for name in done if name in names]
         decision = Decision(releases=tuple(taken.values()), done=(*kept, *taken))
         try:
-            self._storage.write(self._path(epoch), [msgspec.json.encode(decision)])
+            self._mailbox.write_file(self._name(epoch), decision)
         except FileExistsError:
             return self._of(epoch)
         self._trim(epoch, names, done)
@@ -186,7 +183,7 @@ class ReleaseFiles:
                 size_bytes += self._storage.size_bytes(path) or 0
                 if taken and size_bytes > MAX_BYTES:
                     break
-                request: ReleaseRequest = self._read(path, ReleaseRequest)
+                request = self._mailbox.read_file(name, ReleaseRequest, MAX_BYTES)
                 taken[name] = request.release
             except PermissionError as exc:
                 logger.warning(
@@ -199,20 +196,20 @@ class ReleaseFiles:
 
     def decided(self, epoch: int) -> Decision | None:
         """Return what an epoch releases, ``None`` if no task has decided it."""
-        return self._of(epoch) if self._storage.exists(self._path(epoch)) else None
+        path = f"{RELEASES}/{self._name(epoch)}"
+        return self._of(epoch) if self._storage.exists(path) else None
 
     def _decides(self, epoch: int) -> bool:
         if not self.is_armed:
             return False
-        armed = self._read(_ARMED, _Armed)
+        armed = self._mailbox.read_file(_ARMED, _Armed, MAX_BYTES)
         return (self._timeline, epoch) > (armed.timeline, armed.epoch)
 
     def _of(self, epoch: int) -> Decision:
         return self._decision(self._name(epoch))
 
     def _decision(self, name: str) -> Decision:
-        found: Decision = self._read(f"{RELEASES}/{name}", Decision, 2 * MAX_BYTES)
-        return found
+        return self._mailbox.read_file(name, Decision, 2 * MAX_BYTES)
 
     def _newest_before(self, epoch: int, names: list[str]) -> str | None:
         found = [(_place(name), name) for name in names if _EPOCH.fullmatch(name)]
@@ -229,25 +226,10 @@ class ReleaseFiles:
         if not old:
             return
         done_then = set(self._decision(max(old, key=_place)).done) & set(done)
-        self._storage.delete(f"{RELEASES}/{name}" for name in [*old, *sorted(done_then)])
+        self._mailbox.delete([*old, *sorted(done_then)])
 
     def _name(self, epoch: int) -> str:
         return f"epoch-{self._timeline}-{epoch}.json"
-
-    def _path(self, epoch: int) -> str:
-        return f"{RELEASES}/{self._name(epoch)}"
-
-    def _read(self, path: str, kind: Any, most_bytes: int = MAX_BYTES) -> Any:
-        size_bytes = self._storage.size_bytes(path)
-        try:
-            if size_bytes is not None and size_bytes > most_bytes:
-                raise msgspec.DecodeError(f"it has {size_bytes} bytes")
-            return msgspec.json.decode(self._storage.read(path), type=kind)
-        except JSON_ERRORS as exc:
-            raise CorruptFileError(
-                f"{self._storage.url_of(path)} is not what the library writes ({exc}): delete it, "
-                "and release the keys again"
-            ) from exc
 
 
 def _place(name: str) -> tuple[int, int]:
