@@ -120,7 +120,7 @@ def start_with_conf(
     spark.streams.addListener(held)
     try:
         query = _checked_by(spark, check_conf, start) if check_conf else start()
-        spark.streams.removeListener(held)
+        held.withdraw()
     except BaseException as exc:
         # What interrupts this thread does not end Spark's start, whose event may come later.
         may_come = not isinstance(exc, Exception)
@@ -173,6 +173,10 @@ def in_another_thread(call: Callable[[], None], otherwise: str) -> None:
     thread.join()
 
 
+_OF_JVM = "_jlistenerobj"
+"""Where PySpark 4.0 to 4.3 keeps the JVM's listener of one of Python."""
+
+
 class _ConfAtStart(StreamingQueryListener):
     """Sets the conf of one query's own session before the query reads it.
 
@@ -209,10 +213,16 @@ class _ConfAtStart(StreamingQueryListener):
         return self._location.url == location.url
 
     def withdraw(self) -> None:
-        """Wait for no query any more."""
+        """Wait for no query any more, and hold nothing of the JVM.
+
+        The JVM's listener holds this object, so neither language could collect what both hold: of
+        each start the query, with its plans.
+        """
         if self in _given_up:
             _given_up.remove(self)
         self._spark.streams.removeListener(self)
+        self._query = None
+        vars(self).pop(_OF_JVM, None)
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
         """Set the conf; called in the thread of each query of the session that starts."""
@@ -316,11 +326,16 @@ class _Call:
             self._error = exc
 
     def outcome(self) -> StreamingQuery:
-        """Return or raise what the function returned or raised."""
-        if self._error is not None:
-            raise self._error
-        assert self._query is not None
-        return self._query
+        """Return or raise what the function returned or raised; hold it no longer.
+
+        The JVM may hold this object for as long as it likes.
+        """
+        query, error = self._query, self._error
+        del self._start, self._query, self._error
+        if error is not None:
+            raise error
+        assert query is not None
+        return query
 
     class Java:  # Py4J reads it
         implements = ("scala.Function0",)

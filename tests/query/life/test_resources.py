@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from py4j.finalizer import ThreadSafeFinalizer
 
 import pyspark_ckpt as ckpt
 from tests.query.harness import OFTEN, Job, until
@@ -20,10 +21,6 @@ FEW = pytest.param(8, id="few")
 PATIENCE_S = 20
 """How long what is no longer used may take to go: the collectors of both languages run by turns."""
 
-HELD_BY_SPARK = {"callbacks": 300}
-"""How many may stay: each idle thread of Spark's pools holds the session of the query that made it,
-with its callbacks. There are up to 128 such threads, and each ends after a minute."""
-
 
 @pytest.fixture
 def job(job: Job) -> Job:
@@ -31,7 +28,11 @@ def job(job: Job) -> Job:
 
 
 class Taken:
-    """Counts what this process and Spark hold: threads, open files, callbacks, listeners."""
+    """Counts what this process and Spark hold for each other.
+
+    An object of Java that this process holds is never collected by the JVM, with all that belongs
+    to it: of a query, the plans of its epochs.
+    """
 
     def __init__(self, job: Job) -> None:
         self._spark = job.spark
@@ -42,6 +43,7 @@ class Taken:
             "threads": threading.active_count(),
             "open files": len(list(Path("/proc/self/fd").iterdir())),
             "callbacks": len(gateway.gateway_property.pool),
+            "objects of Java": len(ThreadSafeFinalizer.finalizers),
             "listeners": len(self._spark._jsparkSession.streams().listListeners()),
             "queries": len(self._spark.streams.active),
         }
@@ -54,11 +56,7 @@ class Taken:
             self._spark._jvm.java.lang.System.gc()  # it tells which callbacks it has dropped
             now = self.now()
             grown = {name: now[name] - before[name] for name in now}
-            grown = {
-                name: more
-                for name, more in grown.items()
-                if more > HELD_BY_SPARK.get(name, allowed)
-            }
+            grown = {name: more for name, more in grown.items() if more > allowed}
             if not grown or time.monotonic() > deadline:
                 return grown
             time.sleep(0.2)
