@@ -197,6 +197,14 @@ MUTATIONS = (
         "tests/unit/testing/test_replay.py",
     ),
     Mutation(
+        "the lease before a write",
+        "pyspark_ckpt/storage/fenced.py",
+        """        self._lease.check()
+        return self._inner.write(relative, chunks)""",
+        "        return self._inner.write(relative, chunks)",
+        "tests/unit/storage/test_fenced.py",
+    ),
+    Mutation(
         "a number that another driver has taken",
         "pyspark_ckpt/storage/claims.py",
         """        except FileExistsError:

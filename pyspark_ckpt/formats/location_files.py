@@ -11,7 +11,6 @@ which gives the query another id, carries them over.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TypeVar
 
 import msgspec
@@ -19,6 +18,7 @@ import msgspec
 from pyspark_ckpt.formats.layout import ROLLED_BACK_NAME, output_path_path, place_path
 from pyspark_ckpt.storage.base import JSON_ERRORS, CoordinatorStorage, Storage, corrupt_file
 from pyspark_ckpt.storage.claims import Claims
+from pyspark_ckpt.storage.fenced import FencedStorage
 
 _MAX_BYTES = 1 << 20
 """A larger file was not written by this library, and is refused as changed."""
@@ -173,23 +173,17 @@ def read_rolled_back(location: Storage) -> tuple[RolledBack, ...]:
     )
 
 
-def write_rolled_back(
-    location: Storage,
-    void: tuple[RolledBack, ...],
-    check_still_ours: Callable[[], None],
-) -> None:
+def write_rolled_back(location: FencedStorage, void: tuple[RolledBack, ...]) -> None:
     """Write the file; durable on return. It may be there already, with the same epochs.
 
-    `void` has the oldest rollback first. `check_still_ours` is called before a file with other
-    epochs is deleted, because that may be of a later rollback, and raises if the file may not be
-    deleted. A crash after the deletion may leave no file.
+    `void` has the oldest rollback first. A file with other epochs may be of a later rollback, so
+    the location is fenced. A crash after the deletion may leave no file.
     """
     content = msgspec.json.encode(void)
     try:
         location.write(ROLLED_BACK_NAME, [content])
     except FileExistsError:
         if location.read(ROLLED_BACK_NAME) != content:
-            check_still_ours()
             location.delete([ROLLED_BACK_NAME])
             location.write(ROLLED_BACK_NAME, [content])
 

@@ -38,6 +38,7 @@ from pyspark_ckpt.formats.location_files import (
     void_after_rollback,
     write_place,
 )
+from pyspark_ckpt.formats.origin import write_origin
 from pyspark_ckpt.history.run_log import SILENCE_MS, OpenRuns, RecordedRuns, run_record_kind
 from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.operator.quarantine.quarantined_keys import KEYS_STATE
@@ -402,6 +403,7 @@ def _stage(
     write_place(staged, 1, place.record())
     session = own_session(spark, source.plain_conf)
     seed(session, staged, new_checkpoints, new_id, plan, place=location)
+    write_origin(new_checkpoints, plan.origin)
     handles = [handle for operator in source.metadata.operators for handle in operator.handles]
     if any(state.name == KEYS_STATE for handle in handles for state in handle.states):
         ReleaseFiles(new_checkpoints).arm(BEFORE_ALL)  # keys of the checkpoint may be quarantined

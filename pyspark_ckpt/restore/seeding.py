@@ -12,13 +12,11 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Callable
 from typing import Any
 
 from pyspark.sql import SparkSession
 
 from pyspark_ckpt.formats.handle import Handle
-from pyspark_ckpt.formats.origin import write_origin
 from pyspark_ckpt.restore.copies import HandleCopy, copy_handles
 from pyspark_ckpt.restore.plan import RestorePlan
 from pyspark_ckpt.restore.planned import (
@@ -48,12 +46,11 @@ def seed(
     query_id: str,
     plan: RestorePlan,
     place: Storage | None = None,
-    check_still_ours: Callable[[], None] = lambda: None,
 ) -> None:
     """Fill a location that nobody else fills; durable on return.
 
-    `check_still_ours` is called before each file, and raises if another driver fills `location`
-    now. `place` is where the location will lie if it is moved once it is filled. Nothing was
+    `location` is fenced, or nobody else knows it. `place` is where it will lie if it is moved once
+    it is filled. The caller then writes the origin of the plan into `checkpoints`. Nothing was
     written if the plan refuses the sources or an operator of this library; files of Spark's own
     operators are copied even if the plan refuses them.
     """
@@ -66,15 +63,13 @@ def seed(
             )
             for operator in plan.started
         }
-        check_still_ours()
+        location.make_directory(scratch)  # Spark does not ask whether it may still write there
         seeded = write_state(spark, location.child(scratch), seeds, plan)
-        place_state(seeded, location, seeds, plan, place, check_still_ours)
-        _write_logs(location, seeded, plan, check_still_ours)
+        place_state(seeded, location, seeds, plan, place)
+        _write_logs(location, seeded, plan)
         state_files = [file for each in plan.spark_operators.operators for file in each.files]
         source, sources = plan.source.storage, plan.sources
-        place_spark_files(source, location, state_files, sources, place, check_still_ours)
-    check_still_ours()
-    write_origin(checkpoints, plan.origin)
+        place_spark_files(source, location, state_files, sources, place)
     location.remove_directory(scratch)
 
 
@@ -119,19 +114,17 @@ def place_state(
     seeds: dict[int, Seed],
     plan: RestorePlan,
     place: Storage | None,
-    check_still_ours: Callable[[], None] = lambda: None,
 ) -> None:
     """Put state stores in place as they are when the epoch has been committed."""
     version = plan.epoch + 1
     new_ids = dict(enumerate(seeds))
-    copy_first_version(seeded.storage, location, new_ids, version, place, check_still_ours)
+    copy_first_version(seeded.storage, location, new_ids, version, place)
 
 
 def _write_logs(
     location: Storage,
     seeded: SparkLog,
     plan: RestorePlan,
-    check_still_ours: Callable[[], None],
 ) -> None:
     """Write Spark's logs of the epoch, after those of the query that wrote the state stores."""
     metadata = {**seeded.offsets_entry(0).metadata, **plan.sources.times_ms}
@@ -143,9 +136,7 @@ def _write_logs(
     offsets = _entry(metadata, plan.sources, is_v2=seeded.offsets_entry(0).keys is not None).text()
     # Spark continues from the newest entry, and wants the one before it too.
     for epoch in range(max(plan.epoch - 1, 0), plan.epoch + 1):
-        check_still_ours()
         location.write(f"offsets/{epoch}", [offsets.encode()])
-    check_still_ours()
     write_commit(location, seeded, plan)
 
 

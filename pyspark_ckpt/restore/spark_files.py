@@ -13,7 +13,7 @@ import io
 import json
 import re
 import zipfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 from typing import Any, BinaryIO
 
@@ -51,29 +51,22 @@ def place_spark_files(
     state_files: Iterable[SparkStateFile],
     sources: PlannedSources,
     place: Storage | None = None,
-    check_still_ours: Callable[[], None] = lambda: None,
 ) -> None:
     """Copy all files of Spark that a plan names; as the two functions below."""
-    place_state_files(source, location, state_files, place, check_still_ours)
-    place_source_logs(source, location, sources, check_still_ours)
+    place_state_files(source, location, state_files, place)
+    place_source_logs(source, location, sources)
 
 
 def place_source_logs(
     source: Storage,
     location: Storage,
     planned: PlannedSources,
-    check_still_ours: Callable[[], None] = lambda: None,
 ) -> None:
-    """Copy the logs that the query's sources need into a location, durably.
-
-    `check_still_ours` is called before each file, and raises if another driver fills `location`
-    now.
-    """
+    """Copy the logs that the query's sources need into a location, durably."""
     for log in planned.other_logs:
-        check_still_ours()
         location.copy_in(source, log.file, f"{_log_directory(log, planned)}/{log.log_name}")
     for _, logs in groupby(planned.file_logs, lambda log: log.source_index):
-        _place_file_logs(source, location, list(logs), planned, check_still_ours)
+        _place_file_logs(source, location, list(logs), planned)
 
 
 def place_state_files(
@@ -81,15 +74,12 @@ def place_state_files(
     location: Storage,
     files: Iterable[SparkStateFile],
     place: Storage | None = None,
-    check_still_ours: Callable[[], None] = lambda: None,
 ) -> None:
     """Copy the state of Spark's own operators into a location, durably.
 
-    `check_still_ours` is called before each file, and raises if another driver fills `location`
-    now. `place` is where the location will lie if it is moved once it is filled.
+    `place` is where the location will lie if it is moved once it is filled.
     """
     for file in files:
-        check_still_ours()
         path = f"{STATE}/{file.operator_id}/{file.name}"
         if is_operator_metadata(file.name):
             content = _content(source, file)
@@ -112,7 +102,6 @@ def _place_file_logs(
     location: Storage,
     logs: list[SourceLog],
     planned: PlannedSources,
-    check_still_ours: Callable[[], None],
 ) -> None:
     """Write the log of one file source, with names that Spark will expect."""
     oldest, newest = logs[0], logs[-1]
@@ -121,16 +110,13 @@ def _place_file_logs(
     older, is_merged = other_compactions(compaction, last)
     if is_merged:
         path = f"{_log_directory(newest, planned)}/{last}{COMPACT}"
-        check_still_ours()
         location.write(path, _entries(source, logs, last))
         return
     if older is not None:
         path = f"{_log_directory(oldest, planned)}/{older}{COMPACT}"
-        check_still_ours()
         location.write(path, _entries(source, [oldest], older))
     for log in logs:
         path = f"{_log_directory(log, planned)}/{log.log_name}"
-        check_still_ours()
         location.write(path, _entries(source, [log], last))
 
 

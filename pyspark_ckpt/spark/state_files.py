@@ -18,13 +18,13 @@ import json
 import os
 import re
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from pyspark_ckpt.errors import CheckpointAbortedError, CorruptFileError, RestoreError
 from pyspark_ckpt.storage.base import ZIP_ERRORS, all_of, corrupt_file
-from pyspark_ckpt.storage.open import LocalStorage, Storage
+from pyspark_ckpt.storage.open import Storage
 
 STATE = "state"
 OUR_NAME = "applyInPandasWithState"
@@ -106,11 +106,9 @@ def copy_first_version(
     operator_ids: Mapping[int, int],
     version: int,
     place: Storage | None = None,
-    check_still_ours: Callable[[], None] = lambda: None,
 ) -> None:
     """Copy state stores that have only their first version, as another version; durable.
 
-    `check_still_ours` is called before each file, and raises if another driver fills `target` now.
     `operator_ids` has the new ids by the ids in `source`. `place` is where `target` will lie if it
     is moved once it is filled.
     """
@@ -124,7 +122,6 @@ def copy_first_version(
                 content = iter([with_operator_id(source.read(path), place or target, new)])
             else:
                 content = source.chunks(path)
-            check_still_ours()
             target.write(f"{STATE}/{new}/{_as_version(within, version, source)}", content)
 
 
@@ -153,9 +150,9 @@ def with_operator_id(metadata: bytes, location: Storage, operator_id: int) -> by
 
 def _hadoop_uri(location: Storage, directory: str) -> str:
     """Return the URL of a directory as Spark keeps it in its metadata: nothing is escaped."""
-    if isinstance(location, LocalStorage):
-        return f"file:{os.path.normpath(location.root)}/{directory}"
-    return f"{location.hadoop_url}/{directory}"
+    scheme, _, path = location.hadoop_url.partition(":")
+    root = f"file:{os.path.normpath(path)}" if scheme == "file" else location.hadoop_url
+    return f"{root}/{directory}"
 
 
 def _below_schemas(path: str) -> str:

@@ -54,6 +54,7 @@ from pyspark_ckpt.restore.spark_files import _checked_entries, checked_content
 from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.spark.state_files import needed_files, operator_name, with_operator_id
 from pyspark_ckpt.storage.base import FileReference
+from pyspark_ckpt.storage.fenced import FencedStorage
 from pyspark_ckpt.storage.open import LocalStorage, Storage
 from pyspark_ckpt.stores.open import read_store_note
 from pyspark_ckpt.stores.owner import check_owner
@@ -184,6 +185,13 @@ def _sealed_capture(data: bytes) -> bytes:
     magic, length, _ = _CAPTURE.unpack_from(data)
     header = data[_CAPTURE.size : _CAPTURE.size + length]
     return _CAPTURE.pack(magic, length, zlib.crc32(header)) + data[_CAPTURE.size :]
+
+
+class _Unfenced:
+    """The lease of a program that is alone."""
+
+    def check(self) -> None:
+        """Never fail."""
 
 
 class _DrainNote(LastEpochs):
@@ -387,7 +395,8 @@ def parsers() -> dict[str, Parser]:
             _at("_rolled_back.json", read_rolled_back),
             [
                 _written(
-                    "_rolled_back.json", lambda each: write_rolled_back(each, void, lambda: None)
+                    "_rolled_back.json",
+                    lambda each: write_rolled_back(FencedStorage(each, _Unfenced()), void),
                 )
             ],
         ),

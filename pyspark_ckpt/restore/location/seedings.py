@@ -31,6 +31,7 @@ from pyspark_ckpt.restore.seeding import QUERY_ID_NAME, write_query_id
 from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.spark.state_files import STATE
 from pyspark_ckpt.storage.claims import Claims
+from pyspark_ckpt.storage.fenced import FencedStorage
 from pyspark_ckpt.storage.open import Storage, open_storage
 
 _BEGUN = b"begun\n"
@@ -107,7 +108,7 @@ class Seeding:
         ``FencedError`` is raised if another driver has taken the location over, and ``OSError`` if
         something in it is still there.
         """
-        location = self._location
+        location = FencedStorage(self._location, self)
         query_id = SparkLog(location).query_id()
         if checkpoints_directory is not None and query_id is not None:
             self.check()
@@ -118,10 +119,9 @@ class Seeding:
                 continue
             is_directory = location.size_bytes(name) is None
             for path in location.files_below(name) if is_directory else (name,):
-                self.check()
                 location.delete([path])
             if is_directory:
-                self._remove_directories(name)
+                _remove_directories(location, name)
                 if location.exists(name):
                     self.check()
                     raise OSError(
@@ -130,23 +130,13 @@ class Seeding:
                         location.url_of(name),
                     )
 
-    def _remove_directories(self, directory: str) -> None:
-        """Remove a directory and those in it, but no file: another driver may have written it."""
-        for name in self._location.list(directory):
-            path = f"{directory}/{name}"
-            if self._location.size_bytes(path) is None:
-                self._remove_directories(path)
-        self.check()
-        self._location.remove_if_empty(directory)
-
     def name_query(self) -> str:
         """Give the cleared location's query a new id; durable on return.
 
         ``FencedError`` is raised if another driver has given it a new id.
         """
-        self.check()
         try:
-            return write_query_id(self._location)
+            return write_query_id(FencedStorage(self._location, self))
         except FileExistsError as exc:
             raise _taken_over(self._location) from exc
 
@@ -159,6 +149,15 @@ class Seeding:
         self.check()
         if not self._seedings.take(self._number + 1, _ENDED):
             raise _taken_over(self._location)
+
+
+def _remove_directories(location: Storage, directory: str) -> None:
+    """Remove a directory and those in it, but no file: another driver may have written it."""
+    for name in location.list(directory):
+        path = f"{directory}/{name}"
+        if location.size_bytes(path) is None:
+            _remove_directories(location, path)
+    location.remove_if_empty(directory)
 
 
 def has_savepoints(location: Storage, name: str) -> bool:

@@ -30,7 +30,7 @@ from pyspark_ckpt.formats.layout import (
 )
 from pyspark_ckpt.formats.location_files import read_place, write_place
 from pyspark_ckpt.formats.metadata import Origin
-from pyspark_ckpt.formats.origin import give_up_claim, read_origin
+from pyspark_ckpt.formats.origin import give_up_claim, read_origin, write_origin
 from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.operator.descriptor import Runtime
 from pyspark_ckpt.operator.plan.initial_state import handles_of, initial_state_of
@@ -73,6 +73,7 @@ from pyspark_ckpt.spark.plan import StatefulOperators
 from pyspark_ckpt.spark.sink import FileSinkLog, TableSink
 from pyspark_ckpt.storage.base import FileReference
 from pyspark_ckpt.storage.claims import Claims
+from pyspark_ckpt.storage.fenced import FencedStorage
 from pyspark_ckpt.storage.open import Storage, open_storage
 from pyspark_ckpt.storage.retrying import RetryingStorage
 from pyspark_ckpt.stores.owner import check_owner, claim_directory, resolved_path
@@ -476,8 +477,9 @@ class StartLocation:
             query_id = seeding.name_query()
             self.claim_directory()
             checkpoints = self.checkpoints(query_id)
-            check = seeding.check
-            seed(spark, self.storage, checkpoints, query_id, plan, check_still_ours=check)
+            location = FencedStorage(self.storage, seeding)
+            seed(spark, location, checkpoints, query_id, plan)
+            write_origin(FencedStorage(checkpoints, seeding), plan.origin)
         except (OSError, CkptError):
             seeding.check()  # a driver that has taken it over removes what this one needs
             raise

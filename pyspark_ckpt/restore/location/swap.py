@@ -27,6 +27,7 @@ from pyspark_ckpt.formats.layout import ROLLBACK_MARKER, ROLLED_BACK_NAME, SHADO
 from pyspark_ckpt.formats.location_files import RolledBack, read_small_file, write_rolled_back
 from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.storage.claims import Claims
+from pyspark_ckpt.storage.fenced import FencedStorage
 from pyspark_ckpt.storage.open import Storage
 
 logger = library_logger(__name__)
@@ -171,21 +172,21 @@ class _Claim:
 
 def _carry_out(location: Storage, begun: Swap, claim: _Claim) -> None:
     try:
-        _do_rest(location, begun, claim)
+        _do_rest(FencedStorage(location, claim), begun)
     except OSError:
         claim.check()  # what a step needs is gone because another driver has done the step
         raise
 
 
-def _do_rest(location: Storage, begun: Swap, claim: _Claim) -> None:
-    _move_out(location, begun, claim)
+def _do_rest(location: FencedStorage, begun: Swap) -> None:
+    _move_out(location, begun)
     # Never moved in: another one would have to be deleted, perhaps that of a later rollback.
     rewritten = {ROLLED_BACK_NAME} if begun.rolled_back else set()
     incoming = [name for name in begun.incoming if name not in rewritten]
     for name in incoming:
         if location.exists(f"{begun.staged}/{name}"):
-            _move(location, f"{begun.staged}/{name}", name, claim)
-    claim.check()
+            location.move(f"{begun.staged}/{name}", name)
+    location.check()
     missing = [name for name in incoming if not location.exists(name)]
     if missing:
         raise CorruptFileError(
@@ -194,35 +195,25 @@ def _do_rest(location: Storage, begun: Swap, claim: _Claim) -> None:
             f"delete {ROLLBACK_MARKER}, and start the query again"
         )
     if begun.rolled_back:
-        write_rolled_back(location, begun.rolled_back, claim.check)
+        write_rolled_back(location, begun.rolled_back)
     location.delete_directory(begun.staged)
-    claim.check()
     location.delete([ROLLBACK_MARKER])
 
 
-def _move_out(location: Storage, begun: Swap, claim: _Claim) -> None:
+def _move_out(location: FencedStorage, begun: Swap) -> None:
     """Move out what was in the location, unless that is done."""
     if location.moves_at_once:
         for name in begun.outgoing:
             if not location.exists(f"{begun.kept}/{name}"):
-                _move(location, name, f"{begun.kept}/{name}", claim)
+                location.move(name, f"{begun.kept}/{name}")
         return
     # Some files of a directory may be moved. So a name that is there does not show that all are,
     # and what is moved in later would be taken for what has to go.
     if location.exists(f"{begun.kept}/{_ALL_MOVED_OUT}"):
         return
     for name in begun.outgoing:
-        _move(location, name, f"{begun.kept}/{name}", claim)
-    claim.check()
+        location.move(name, f"{begun.kept}/{name}")
     location.write(f"{begun.kept}/{_ALL_MOVED_OUT}", [b"all of it is here\n"])
-
-
-def _move(location: Storage, name: str, target: str, claim: _Claim) -> None:
-    if location.moves_at_once:
-        claim.check()
-        location.move(name, target)
-    else:
-        location.move_files(name, target, claim.check)
 
 
 def _withdraw_unless_claimed(location: Storage, begun: Swap) -> bool:

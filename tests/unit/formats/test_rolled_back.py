@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pyspark_ckpt.errors import CorruptFileError
+from pyspark_ckpt.errors import CorruptFileError, FencedError
 from pyspark_ckpt.formats.location_files import (
     RolledBack,
     read_rolled_back,
@@ -14,6 +14,7 @@ from pyspark_ckpt.formats.location_files import (
     void_after_rollback,
     write_rolled_back,
 )
+from pyspark_ckpt.storage.fenced import FencedStorage
 from pyspark_ckpt.storage.local import LocalStorage
 
 A10, B12 = RolledBack("a", 10), RolledBack("b", 12)
@@ -40,14 +41,27 @@ def test_the_way_back_and_forth_again() -> None:
     assert void_after_rollback(of_a, "a", 14) == (ALL_B, ALL_C, RolledBack("a", 14))
 
 
+class Held:
+    """A lease, until it is lost."""
+
+    is_lost = False
+
+    def check(self) -> None:
+        if self.is_lost:
+            raise FencedError("lost")
+
+
 def test_the_file(tmp_path: Path) -> None:
-    location = LocalStorage(tmp_path)
+    lease = Held()
+    location = FencedStorage(LocalStorage(tmp_path), lease)
     assert read_rolled_back(location) == ()
-    checks: list[int] = []
     for void in ((A10,), (A10,), (A10, B12)):
-        write_rolled_back(location, void, lambda: checks.append(1))
+        write_rolled_back(location, void)
         assert read_rolled_back(location) == void
-    assert len(checks) == 1, "only before other epochs are deleted"
+    lease.is_lost = True
+    with pytest.raises(FencedError):
+        write_rolled_back(location, (A10,))
+    assert read_rolled_back(location) == (A10, B12)
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b'[{"query_id": 1, "after": 2}]', b"\xff"])
