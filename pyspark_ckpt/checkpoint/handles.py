@@ -6,9 +6,10 @@ are known. Otherwise Spark reads its state store as a whole (docs/design/0029).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from operator import attrgetter
+from typing import TypeVar
 
 from pyspark.sql import SparkSession
 
@@ -21,6 +22,8 @@ from pyspark_ckpt.spark.state_files import STATE, missing_partitions
 from pyspark_ckpt.spark.state_reader import encoded_handles, partitions_missing
 from pyspark_ckpt.storage.base import all_of
 from pyspark_ckpt.storage.open import Storage
+
+_Place = TypeVar("_Place")
 
 _MOST_FILES = 20
 """So many files of a partition's changes are read rather than its whole state by Spark."""
@@ -62,7 +65,7 @@ def committed_handles(
 
     ``CheckpointAbortedError`` means that Spark does not hold one handle per subtask, or that a
     subtask did not start from its initial state. ``CorruptFileError`` means that Spark's offsets
-    are unreadable, or that Spark has lost the state of a subtask.
+    are unreadable, or that Spark has lost the state of a subtask whose handle is not known.
     """
     operator = query.operators.ours[operator_id]
     handles = _all_from_changes(query, epoch, operator_id)
@@ -83,11 +86,29 @@ def _all_from_changes(query: QueryFiles, epoch: int, operator_id: int) -> tuple[
     """Return an operator's handles, ``None`` if one of them has to be read by Spark."""
     subtasks = range(query.operators.ours[operator_id].parallelism)
     read = partial(_from_changes, query, epoch, operator_id)
-    found = all_of(read, subtasks, at_once=query.spark_log.storage.is_remote)
-    known = [handles for handles in found if handles is not None]
-    if len(known) < len(found):
-        return None
-    return tuple(handle for handles in known for handle in handles)
+    found = _all_known(query, read, subtasks)
+    return None if found is None else tuple(found)
+
+
+def _all_known(
+    query: QueryFiles, read: Callable[[_Place], list[Handle] | None], places: Sequence[_Place]
+) -> list[Handle] | None:
+    """Return what `read` returns of all places, ``None`` as soon as it does not know one of them.
+
+    Mostly the first shows whether files of changes can be read: they have one form in a run.
+    """
+    handles = read(places[0])
+    if handles is None or len(places) == 1:
+        return handles
+    rest: Iterable[list[Handle] | None] = map(read, places[1:])
+    if query.spark_log.storage.is_remote:
+        rest = all_of(read, places[1:], at_once=True)
+    found = list(handles)
+    for each in rest:
+        if each is None:
+            return None
+        found += each
+    return found
 
 
 def committed_handle(
@@ -114,22 +135,23 @@ def _from_changes(
 ) -> list[Handle] | None:
     """Return a subtask's handle, or an empty list if it has none; ``None`` if Spark has to read it.
 
-    It is the last one that was written after the epoch at which it is known, or the known one.
+    It is the last one that was written after the epoch at which it is known, or the known one. If
+    none is known, it has to be of this epoch: epochs before may have been put there by a restore.
     """
     known = query.known_handles.at(operator_id, subtask, epoch)
     if known is not None and known.epoch == epoch:
         return known.handles
-    first = epoch if known is None else known.epoch + 1
-    if epoch - first >= _MOST_FILES or not _has_changes(query, epoch):
+    if not _has_changes(query, epoch):
         return None
-    for each in range(epoch, first - 1, -1):
+    oldest = epoch if known is None else max(known.epoch, epoch - _MOST_FILES) + 1
+    for each in range(epoch, oldest - 1, -1):
         written = _written(query, each, operator_id, subtask)
         if written is None:
             return None
         if written:
             break
     else:
-        if known is None:
+        if known is None or known.epoch < oldest - 1:
             return None
         written = known.handles
     query.known_handles.put(operator_id, subtask, KnownHandle(epoch, written))
@@ -142,21 +164,19 @@ def handles_written_in(query: QueryFiles, epochs: range, operator_id: int) -> li
         return None
     subtasks = range(query.operators.ours[operator_id].parallelism)
     places = [(epoch, operator_id, subtask) for epoch in epochs for subtask in subtasks]
-    written = all_of(
-        lambda place: _written(query, *place), places, at_once=query.spark_log.storage.is_remote
-    )
-    known = [handles for handles in written if handles is not None]
-    if len(known) < len(written):
-        return None
-    return [handle for handles in known for handle in handles]
+    return _all_known(query, lambda place: _written(query, *place), places)
 
 
 def _has_changes(query: QueryFiles, epoch: int) -> bool:
     """Return whether Spark's state store writes files of changes that count; one run has one."""
-    try:
-        return query.spark_log.offsets_entry(epoch).state_store in STORES_WITH_CHANGES
-    except CkptError:
-        return False  # Spark has dropped the entry
+    known = query.known_handles
+    if known.has_changes is None:
+        try:
+            entry = query.spark_log.offsets_entry(epoch)
+        except CkptError:
+            return False  # Spark has dropped the entry
+        known.has_changes = entry.state_store in STORES_WITH_CHANGES
+    return known.has_changes
 
 
 def _written(query: QueryFiles, epoch: int, operator_id: int, subtask: int) -> list[Handle] | None:

@@ -93,9 +93,14 @@ class KnownHandle:
 
 
 class KnownHandles:
-    """The newest handles that a run of a query has read, for all threads that read some."""
+    """The newest handles that a run of a query has read, for all threads that read some.
+
+    `has_changes` says whether Spark's state store writes files of changes; ``None`` if nobody has
+    looked.
+    """
 
     def __init__(self) -> None:
+        self.has_changes: bool | None = None
         self._lock = threading.Lock()
         self._newest: dict[tuple[int, int], KnownHandle] = {}
 

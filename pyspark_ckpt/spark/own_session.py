@@ -120,12 +120,13 @@ def start_with_conf(
     spark.streams.addListener(held)
     try:
         query = _checked_by(spark, check_conf, start) if check_conf else start()
-        held.withdraw()
+        spark.streams.removeListener(held)
     except BaseException as exc:
         # What interrupts this thread does not end Spark's start, whose event may come later.
         may_come = not isinstance(exc, Exception)
         in_another_thread(partial(held.give_up, query_may_come=may_come), not_stopped(location.url))
         raise
+    held.let_go()
     if not held.is_set:
         query.stop()
         raise NotBuiltYetError(
@@ -213,14 +214,18 @@ class _ConfAtStart(StreamingQueryListener):
         return self._location.url == location.url
 
     def withdraw(self) -> None:
-        """Wait for no query any more, and hold nothing of the JVM.
+        """Wait for no query any more."""
+        if self in _given_up:
+            _given_up.remove(self)
+        self._spark.streams.removeListener(self)
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Hold nothing of the JVM any more, once it is removed.
 
         The JVM's listener holds this object, so neither language could collect what both hold: of
         each start the query, with its plans.
         """
-        if self in _given_up:
-            _given_up.remove(self)
-        self._spark.streams.removeListener(self)
         self._query = None
         vars(self).pop(_OF_JVM, None)
 

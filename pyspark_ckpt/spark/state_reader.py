@@ -170,8 +170,10 @@ def encoded_handles(
             batch = table.newScanBuilder(_options(spark, {})).build().toBatch()
             found = batch.planInputPartitions()
             check(len(found))
-            wanted = [each for each in found if partition in (None, each.partition())]
-            if partition is not None and not wanted:
+            wanted = found
+            if partition is not None:
+                wanted = [each for each in found if each.partition() == partition]
+            if not wanted:
                 raise partitions_missing(
                     f"{checkpoint_location}/state/{operator_id}",
                     epoch,
