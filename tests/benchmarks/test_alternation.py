@@ -143,12 +143,14 @@ def test_checked_in_results_are_valid_and_belong_to_a_benchmark() -> None:
         "console_looking",
         "console_looking_busy",
         "console_pages",
+        "cost_per_key",
         "import_state",
         "live_reads",
         "rescale_in_place",
         "restarts",
         "state_diff",
         "state_reads",
+        "stored_memory",
         "w8_latency",
     }
     names |= {f"savepoint_{what}_{backend}" for what in ("copies", "load") for backend in BACKENDS}
