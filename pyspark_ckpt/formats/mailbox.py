@@ -2,7 +2,7 @@
 
 ::
 
-    <directory>/<time>-<random>.request.json    a request; written by whoever asks
+    <directory>/<time>-<random>.request.json    the request
     <directory>/<time>-<random>.<what>.json     what belongs to it, such as a claim or an answer
 
 Each file is written exclusively and durably. Everybody who may write the directory can post a

@@ -400,7 +400,8 @@ def _stage(
     new_checkpoints = staged.child(CHECKPOINTS_DIRECTORY) if root is None else root.child(new_id)
     if root is not None:
         claim_directory(staged, new_checkpoints, place=location)
-    write_place(staged, 1, place.record())
+    if not write_place(staged, 1, place.record()):
+        raise _another_has_begun(location)
     session = own_session(spark, source.plain_conf)
     seed(session, staged, new_checkpoints, new_id, plan, place=location)
     write_origin(new_checkpoints, plan.origin)

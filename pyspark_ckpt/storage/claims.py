@@ -22,7 +22,7 @@ class Claims:
         self._path_of = path_of
 
     def newest(self) -> int:
-        """Return the highest number that has a file, 0 if there is none."""
+        """Return the highest number that has a file, 0 without any."""
         missing = 1
         while self.has(missing):
             missing *= 2

@@ -20,9 +20,8 @@ class Lease(Protocol):
 class FencedStorage(Storage):
     """Passes each operation to another storage, and asks a lease before each that changes it.
 
-    So whoever gets it cannot forget to look. A driver that was paused between the look and the
-    operation may still do that one operation: files that are written have names of their own, or
-    are made exclusively.
+    So a function that writes cannot forget to look. A driver that was paused between the look and
+    the operation may still do that one operation. Files are therefore made exclusively.
     """
 
     def __init__(self, inner: Storage, lease: Lease) -> None:

@@ -328,7 +328,7 @@ def _keys(backend: StateBackend, prefix: bytes) -> Iterator[bytes]:
 def _state_of_no_key(handle: Handle) -> CorruptFileError:
     return CorruptFileError(
         f"operator {handle.uid!r}, subtask {handle.subtask}: the stored files have state that "
-        "belongs to no key, and the handle says that there is none; restore from another checkpoint"
+        "belongs to no key, and its handle denies that; restore from another checkpoint"
     )
 
 

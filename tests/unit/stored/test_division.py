@@ -274,7 +274,7 @@ def test_divided_and_joined_again(storage: LocalStorage, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("head", [OPERATOR_STATE, RAW_STATE])
 def test_state_that_belongs_to_no_key(storage: LocalStorage, tmp_path: Path, head: bytes) -> None:
-    """A handle that says there is none is wrong; such state is neither lost nor given to all."""
+    """The handle denies it, so it is wrong. Such state is neither lost nor given to all."""
     handle = stored(storage, tmp_path, 1, [entries_of(range(8, 16)) | {head + b"\x00": b"x"}])
     share = shares([handle])[0]
     assert share.subtask == 2

@@ -176,7 +176,7 @@ class KeepsRaw(Keeps):
 def test_a_handle_says_whether_its_subtask_has_state_of_no_key(
     processor: Keeps, expected: bool
 ) -> None:
-    """A rescale shares files only if there is none, so it stays said once it was written."""
+    """A rescale must not divide such a subtask, so later epochs keep what the handle says."""
     harness = ProcessorHarness(processor)
     for key in ("a", "b"):
         harness.test(key, [Row(n=1)])
