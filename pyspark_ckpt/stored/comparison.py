@@ -18,11 +18,12 @@ written by a file that only one of the databases has, or by a segment after it.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
+import pyarrow.compute as pc
 
 from pyspark_ckpt.formats.canonical_file import ArrowEntries
 from pyspark_ckpt.formats.handle import BaseFile, BaseSnapshot, Handle
@@ -34,8 +35,6 @@ from state_backends import SnapshotFormat, find_snapshot_format
 _MOST_OF_ITS_OWN = 0.25
 """If a database shares less than the rest of its bytes with the other one, reading all entries is
 faster, and the keys of the files that it does not share take too much memory."""
-
-_Values = dict[bytes, bytes | None]
 
 
 class Change(NamedTuple):
@@ -148,19 +147,35 @@ def _compared(
         high = min(left.keys[-1].as_py(), right.keys[-1].as_py())
         before, left = cut_after(left, high)
         after, right = cut_after(right, high)
-        if not (before.keys.equals(after.keys) and before.values.equals(after.values)):
-            yield from _different(dict(before.pairs()), dict(after.pairs()))
+        yield from _different(before, after)
         left = next(old, None) if left is None else left
         right = next(new, None) if right is None else right
     while left is not None:
-        yield from _different(dict(left.pairs()), {})
+        yield from _removed(left)
         left = next(old, None)
     while right is not None:
-        yield from _different({}, dict(right.pairs()))
+        yield from _added(right)
         right = next(new, None)
 
 
-def _different(before: _Values, after: _Values) -> Iterable[tuple[bytes, Change]]:
-    for key in before.keys() | after.keys():
-        if before.get(key) != after.get(key):
-            yield key, Change(before.get(key), after.get(key))
+def _different(before: ArrowEntries, after: ArrowEntries) -> Iterator[tuple[bytes, Change]]:
+    """Yield what differs between all entries of a range of keys; equal ones stay columns."""
+    if before.keys.equals(after.keys):
+        later = after.values
+    else:
+        places = pc.index_in(before.keys, value_set=after.keys)
+        yield from _removed(before.filter(places.is_null()))
+        yield from _added(after.filter(pc.invert(pc.is_in(after.keys, value_set=before.keys))))
+        before, later = before.filter(places.is_valid()), after.values.take(places.drop_null())
+    differ = pc.not_equal(before.values, later)
+    new_values = later.filter(differ).to_pylist()
+    for (key, old), new in zip(before.filter(differ).pairs(), new_values, strict=True):
+        yield key, Change(old, new)
+
+
+def _removed(entries: ArrowEntries) -> Iterator[tuple[bytes, Change]]:
+    return ((key, Change(value, None)) for key, value in entries.pairs())
+
+
+def _added(entries: ArrowEntries) -> Iterator[tuple[bytes, Change]]:
+    return ((key, Change(None, value)) for key, value in entries.pairs())

@@ -133,17 +133,25 @@ def latest(entries: ArrowEntries) -> ArrowEntries:
     return entries.filter(is_last)
 
 
+def rows_up_to(keys: pa.BinaryArray, key: bytes) -> int:
+    """Return how many keys, which are in order, are at most a key."""
+    return bisect_right(range(len(keys)), key, key=lambda row: keys[row].as_py())
+
+
+def rows_before(keys: pa.BinaryArray, key: bytes) -> int:
+    """Return how many keys, which are in order, are below a key."""
+    return bisect_left(range(len(keys)), key, key=lambda row: keys[row].as_py())
+
+
 def cut_after(entries: ArrowEntries, key: bytes) -> tuple[ArrowEntries, ArrowEntries | None]:
     """Divide entries, which are in key order, after a key; the rest is ``None`` if it is empty."""
-    keys = entries.keys
-    count = bisect_right(range(len(keys)), key, key=lambda row: keys[row].as_py())
-    return entries[:count], entries[count:] if count < len(keys) else None
+    count = rows_up_to(entries.keys, key)
+    return entries[:count], entries[count:] if count < len(entries) else None
 
 
 def cut_before(entries: ArrowEntries, key: bytes) -> tuple[ArrowEntries, ArrowEntries]:
     """Divide entries, which are in key order, before a key; either half may be empty."""
-    keys = entries.keys
-    count = bisect_left(range(len(keys)), key, key=lambda row: keys[row].as_py())
+    count = rows_before(entries.keys, key)
     return entries[:count], entries[count:]
 
 

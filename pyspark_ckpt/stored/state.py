@@ -8,7 +8,6 @@ not know where each was.
 from __future__ import annotations
 
 import tempfile
-from bisect import bisect_left
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -46,6 +45,8 @@ from pyspark_ckpt.stored.sorted_runs import (
     cut_after,
     is_ordered,
     latest,
+    rows_before,
+    rows_up_to,
     sorted_entries,
 )
 from state_backends import Changes, SnapshotFormat, StateBackend, find_snapshot_format
@@ -106,12 +107,9 @@ class StoredRange:
 
     def of(self, entries: ArrowEntries) -> ArrowEntries:
         """Return those of some entries, which are in key order, that are in the range."""
-        keys = entries.keys
-        start = bisect_left(range(len(keys)), self.start, key=lambda row: keys[row].as_py())
-        end = len(keys)
+        found = entries[rows_before(entries.keys, self.start) :]
         if self.end is not None:
-            end = bisect_left(range(end), self.end, start, key=lambda row: keys[row].as_py())
-        found = entries[start:end]
+            found = found[: rows_before(found.keys, self.end)]
         if self.state_id is None or not len(found):
             return found
         head = pc.binary_slice(found.keys, _STATE_ID_AT, _STATE_ID_AT + 1)
@@ -289,7 +287,11 @@ class StoredState:
         if files_format is None:
             with self._scratch() as scratch:
                 for part in self._base(scratch):
-                    found.update(_among(part, wanted))
+                    due = rows_up_to(wanted, part.keys[-1].as_py())
+                    found.update(_among(part, wanted[:due]))
+                    wanted = wanted[due:]
+                    if not len(wanted):
+                        break
             return found
         with self._database(base, files_format) as backend:
             keys = wanted.to_pylist()
