@@ -44,7 +44,7 @@ from pyspark_ckpt.restarting.staging import (
     check_can_be_changed,
     put_back,
 )
-from pyspark_ckpt.restore.location.start_location import bound_parallelism
+from pyspark_ckpt.restore.location.facts import bound_parallelism
 from pyspark_ckpt.restore.location.swap import Swap, finish_restart
 from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.spark.own_session import in_another_thread

@@ -33,7 +33,12 @@ from pyspark_ckpt.operator.descriptor import (
     Runtime,
     encode_runtime,
 )
-from pyspark_ckpt.operator.plan.parallelism import report_parallelism
+from pyspark_ckpt.operator.plan.operator import MIN, POLICY
+from pyspark_ckpt.operator.plan.parallelism import (
+    parallelism_key,
+    report_parallelism,
+    set_parallelism,
+)
 from pyspark_ckpt.operator.plan.streaming_row import plan_error
 from pyspark_ckpt.operator.quarantine.releases import BEFORE_ALL, Release, ReleaseFiles
 from pyspark_ckpt.query.attaching import (
@@ -49,6 +54,17 @@ from pyspark_ckpt.query.stopping.drain import LastEpochs
 from pyspark_ckpt.query.stopping.failure import library_errors
 from pyspark_ckpt.restarting.turn import end_former_runs, note_run, turn_of
 from pyspark_ckpt.restore.claim import ClaimedSource, check_claim_at_temporary
+from pyspark_ckpt.restore.location.decision import (
+    Continue,
+    Finish,
+    Fresh,
+    Half,
+    Refuse,
+    decide,
+    needs_states,
+)
+from pyspark_ckpt.restore.location.facts import Draining, Wanted, inspect, with_states
+from pyspark_ckpt.restore.location.sink_path import Continued
 from pyspark_ckpt.restore.location.start_location import StartLocation
 from pyspark_ckpt.restore.location.way_back import readable_query_id
 from pyspark_ckpt.restore.plan import RestoreMigrations, RestorePlan, RestoreRequest, plan_of
@@ -122,6 +138,7 @@ class QueryStart:
         self._continued: CheckpointedQuery | None = None
         self._initial_handles: FileReference | None = None
         self._continues = False
+        self._noted_late: Continued | None = None
         self._last_epochs = LastEpochs(SparkLog(location.storage), self._run_one_epoch)
 
     @property
@@ -175,12 +192,11 @@ class QueryStart:
 
     def fill(self) -> None:
         """Fill the fresh location from what the query is restored from; start nothing."""
-        location = self._location
-        end_former_runs(location.storage)
+        end_former_runs(self._location.storage)
         with self.alone():
-            location.check_parallelism(self._spark, self._settings.parallelism)
-            self._fill_location(looks_for_input=False)  # it gets the epochs of the original
-            location.check_watermark_policy(self._spark)
+            # The shadow gets the epochs of the original, so it lacks no input.
+            wanted = self._wanted(looks_for_input=False)
+            self._fill(self._decide(wanted), wanted)
 
     def run_due_epoch(self) -> None:
         """Run the epoch whose offsets are written at the location and not committed."""
@@ -193,48 +209,19 @@ class QueryStart:
         return runner_of(spark, files, RetryingStorage(files.storage), self._settings)
 
     def _run(self) -> CheckpointedQuery:
-        location = self._location
-        known_id = readable_query_id(location.storage)
-        check_name(self._spark, self._spark_query.name, known_id)
-        if self._continued is None:
-            check_no_copy_runs(location.storage, known_id)
-        self._check_storages()
-        check_reporters(self._settings)
-        location.check_not_half_rolled_back()
-        location.check_metadata()
-        drain_was_cut = self._last_epochs.are_interrupted
-        if not drain_was_cut:  # which replaces files of the logs
-            location.check_logs(self._sources)
-        location.check_place(self._spark)
-        location.check_owner()
-        location.check_not_emptied()
-        continues = SparkLog(location.storage).committed_epoch() is not None
-        if continues or self._settings.restore_path is None:
-            location.check_sink(self._sink_log)
-        if drain_was_cut:
-            self._finish_last_step()
-            location.check_logs(self._sources)
-        location.check_parallelism(self._spark, self._settings.parallelism)
-        report_parallelism(self._spark, location.operators.descriptors[0].parallelism)
-        self._check_hand_over()
-        location.check_states(self._spark, self._sources)
-        location.claim_directory()
-        location.check_not_swapped()
-        location.clear_interrupted_offsets()
-        location.clear_orphaned_checksums()
-        if drain_was_cut:
-            location.prepare_sink(self._sink_log, self._table)
-            with self._newest_driver(location.make_query_id()) as driver:
-                self._last_epochs.finish_interrupted(driver.check)
-        location.note_content()
-        self._fill_location()
+        self._check_request()
+        wanted = self._wanted()
+        decision = self._decide(wanted)
+        operators = self._location.operators.descriptors
+        report_parallelism(self._spark, operators[0].parallelism)
+        self._report_hand_over()
+        self._fill(decision, wanted)
+        self._continues = isinstance(decision, Continue) or decision.plan is not None
         self._release_quarantined_keys()
-        location.check_watermark_policy(self._spark)
         if not self.location_is_temporary:  # which no file sink has
-            location.prepare_sink(self._sink_log, self._table)
+            self._noted_late = self._location.prepare_sink(self._sink_log, self._table)
         origin = self._read_origin()  # before Spark's query begins
-        self._continues = SparkLog(location.storage).committed_epoch() is not None
-        query_id = location.make_query_id()
+        query_id = self._location.make_query_id()
         self._fence_others(query_id)
         query = self._start_spark(
             self._spark_query.start,
@@ -243,18 +230,115 @@ class QueryStart:
         )
         return self._with_coordinator(query, origin)
 
+    def _check_request(self) -> None:
+        """Refuse what cannot start at any location, or not beside what this process runs."""
+        storage = self._location.storage
+        known_id = readable_query_id(storage)
+        check_name(self._spark, self._spark_query.name, known_id)
+        if self._continued is None:
+            check_no_copy_runs(storage, known_id)
+        self._check_storages()
+        check_reporters(self._settings)
+        self._check_hand_over()
+
+    def _decide(self, wanted: Wanted) -> Fresh | Continue:
+        """Look at the location until nothing is half done there; raise what refuses the start."""
+        location = self._location
+        while True:
+            facts = inspect(location.storage, wanted, self._last_epochs.found(), self._spark)
+            decision = decide(facts, wanted)
+            if needs_states(decision, facts):
+                facts = with_states(location.storage, wanted, facts, self._spark)
+                decision = decide(facts, wanted)
+            if isinstance(decision, Refuse):
+                raise decision.error
+            location.rely_on(facts, records_place=decision.records_place)
+            if not isinstance(decision, Finish):
+                break
+            self._finish(decision.what)
+        place = facts.place
+        is_moved = decision.records_place and facts.has_epochs
+        if is_moved and place is not None and place.recorded is not None:
+            logger.warning(
+                "%s: its checkpoints were in %s, which is gone, and are in %s now",
+                facts.location,
+                place.recorded.url,
+                place.requested.url,
+            )
+        return decision
+
+    def _wanted(self, *, looks_for_input: bool = True) -> Wanted:
+        settings, restore = self._settings, None
+        if settings.restore_path is not None:
+            restore = restore_request(
+                self._stream, settings, settings.restore_path, self._migrations
+            )
+            if not looks_for_input:
+                restore = replace(restore, spark=None)
+        return Wanted(
+            self._location.operators,
+            self._location.place,
+            has_store_elsewhere=self._location.has_store_elsewhere,
+            sources=self._sources,
+            sink=self._sink_log,
+            restore=restore,
+            option=settings.parallelism,
+            set_parallelism=set_parallelism(self._spark),
+            parallelism_key=parallelism_key(self._spark),
+            policy=str(self._spark.conf.get(POLICY, MIN)).lower(),
+        )
+
+    def _finish(self, half: Half) -> None:
+        """Do the rest of what was begun at the location."""
+        location = self._location
+        if half is Half.RESTART:
+            location.finish_restart()
+            return
+        # The driver that drains may still run, and leaves the drain to this one.
+        location.claim()
+        if half is Half.END_OF_DRAIN:
+            with self._newest_driver(location.make_query_id()):
+                self._last_epochs.finish_last_step()
+            return
+        location.clear_leftovers()
+        location.prepare_sink(self._sink_log, self._table)
+        with self._newest_driver(location.make_query_id()) as driver:
+            self._last_epochs.finish_interrupted(driver.check)
+
+    def _fill(self, decision: Fresh | Continue, wanted: Wanted) -> None:
+        """Make the location what Spark's first epoch of this run needs; durable on return."""
+        location = self._location
+        location.claim()
+        location.clear_leftovers()
+        if isinstance(decision, Continue):
+            if wanted.restore is not None:
+                location.note_not_restored(wanted.restore)
+        elif decision.plan is None:
+            self._initial_handles = location.make_initial_states(self._runtime)
+        else:
+            location.restore(self._spark, decision.plan, self._table)
+            operators = location.operators.descriptors
+            if any(operator.on_error is OnError.QUARANTINE for operator in operators):
+                storage = location.checkpoints(location.make_query_id())
+                ReleaseFiles(storage).arm(BEFORE_ALL)  # keys of the snapshot may be quarantined
+
     def _check_hand_over(self) -> None:
-        """Say how rows are handed over to each operator; a writer's option cannot change it."""
+        """Refuse a hand-over of rows that the writer's option cannot change any more."""
         value, source = self._settings.given.get(HAND_OVER, ("", ""))
         for operator in self._location.operators.descriptors:
-            wanted = self._settings.hand_over
-            if source == "option" and wanted not in (HandOver.AUTO, operator.hand_over):
+            is_other = self._settings.hand_over not in (HandOver.AUTO, operator.hand_over)
+            if source == "option" and is_other:
                 raise PlanError(
                     f"operator {operator.uid!r} was built with its rows handed over as "
                     f"{operator.hand_over}: the writer's option {HAND_OVER} = {value} comes too "
                     "late. Set it in the session before key_by"
                 )
-            is_slower = wanted is HandOver.AUTO and operator.hand_over is HandOver.PACKED
+
+    def _report_hand_over(self) -> None:
+        """Log how rows are handed over to each operator, and why."""
+        is_auto = self._settings.hand_over is HandOver.AUTO
+        for operator in self._location.operators.descriptors:
+            is_slower = is_auto and operator.hand_over is HandOver.PACKED
             logger.log(
                 logging.WARNING if is_slower else logging.INFO,
                 "operator %r: rows are handed over as %s: %s",
@@ -279,11 +363,11 @@ class QueryStart:
         others_may = has_begun and self._continued is None
         if others_may and not is_active(self._spark, query_id):
             with self._newest_driver(query_id) as driver:
-                location.check_not_swapped(query_id)
-                if self._last_epochs.are_interrupted:
+                location.check_unchanged(query_id)
+                if self._last_epochs.found() is not Draining.NONE:
                     self._last_epochs.finish_interrupted(driver.check)
-                    location.note_content()
-        location.check_not_swapped(query_id)
+                    location.look_again()
+        location.check_unchanged(query_id)
 
     @contextmanager
     def _newest_driver(self, query_id: str) -> Iterator[CompletedCheckpointStore]:
@@ -291,16 +375,6 @@ class QueryStart:
         checkpoints = RetryingStorage(self._location.checkpoints(query_id))
         with closing(claim_store(checkpoints, self._settings, query_id)) as store:
             yield store
-
-    def _finish_last_step(self) -> None:
-        """Let Spark's logs be whole before they are read, if a drain replaces files of them.
-
-        The driver that drains may still run, and leaves it to this one.
-        """
-        self._location.claim_directory()
-        with self._newest_driver(self._location.make_query_id()):
-            self._last_epochs.finish_last_step()
-        self._location.note_content()
 
     def _check_storages(self) -> None:
         """Refuse directories in which two drivers could write one file, or Spark reads no state."""
@@ -312,21 +386,6 @@ class QueryStart:
         for directory in (settings.checkpoints_directory, settings.savepoints_directory):
             if directory is not None:
                 open_storage(directory).check_usable()
-
-    def _fill_location(self, *, looks_for_input: bool = True) -> None:
-        if self._settings.restore_path is None:
-            self._initial_handles = self._location.make_initial_states(self._runtime)
-            return
-        request = restore_request(
-            self._stream, self._settings, self._settings.restore_path, self._migrations
-        )
-        if not looks_for_input:
-            request = replace(request, spark=None)
-        self._location.restore(self._spark, request, self._sink_log, self._table)
-        operators = self._location.operators.descriptors
-        if any(operator.on_error is OnError.QUARANTINE for operator in operators):
-            storage = self._location.checkpoints(self._location.make_query_id())
-            ReleaseFiles(storage).arm(BEFORE_ALL)  # keys of the snapshot may be quarantined
 
     def _release_quarantined_keys(self) -> None:
         """Request that the first epoch releases all quarantined keys, if the settings say so."""
@@ -426,7 +485,8 @@ class QueryStart:
                 former.give_way()
             files = self._files_of(query.id, query.name)
             store = claim_store(RetryingStorage(files.storage), self._settings, query.id)
-            self._location.note_sink()
+            if self._noted_late is not None:
+                self._location.note_sink(self._noted_late)
             return self._query_with_coordinator(query, origin, files, store)
         except BaseException:
             # The caller would have no query to stop.

@@ -392,30 +392,45 @@ def _directory(place: CheckpointsPlace, query_id: str) -> Directory:
     )
 
 
-def check_not_behind(
-    location: Storage, committed: int | None, checkpoints: Storage, run_again: int = 0
-) -> None:
-    """Check that no checkpoint is of an epoch that the location has not committed.
+@dataclass(frozen=True, slots=True)
+class NewestCheckpoint:
+    """The newest checkpoint of a directory that can be read."""
+
+    name: str
+    epoch: int
+    url: str
+    rollback_call: str
+
+
+def newest_checkpoint(location: Storage, checkpoints: Storage) -> NewestCheckpoint | None:
+    """Return the newest checkpoint of a location that can be read, ``None`` if there is none."""
+    with closing(find_store(checkpoints)) as store:
+        for number in sorted(store.ids(), reverse=True):
+            with suppress(CkptError):
+                name, epoch = checkpoint_name(number), store.read(number).epoch
+                call = rollback_call(location, checkpoints, name)
+                return NewestCheckpoint(name, epoch, checkpoints.url_of(name), call)
+    return None
+
+
+def behind(
+    location: str, committed: int | None, newest: NewestCheckpoint | None, run_again: int = 0
+) -> RestoreError | None:
+    """Return why a location cannot start whose checkpoints are of epochs that it has not committed.
 
     The next checkpoints would replace such a checkpoint, and delete its files.
 
     `committed` is ``None`` before the first epoch is committed. `run_again` is the number of epochs
     that the location may lack.
     """
-    newest = _newest(checkpoints)
-    if newest is None or newest[1] <= (-1 if committed is None else committed) + run_again:
-        return
-    name, epoch = newest
+    if newest is None or newest.epoch <= (-1 if committed is None else committed) + run_again:
+        return None
     has = "no epoch" if committed is None else f"epochs up to {committed}"
-    to_do = (
-        f"Call {rollback_call(location, checkpoints, name)} to continue from that checkpoint, or "
-        "start at a fresh checkpointLocation with "
-        f"restoreFrom({checkpoints.url_of(name)!r})"
-    )
-    raise RestoreError(
-        f"{location.url} is behind its checkpoints: {checkpoints.url_of(name)} is of epoch "
-        f"{epoch}, but the location has committed {has}. Files of it may be lost, or it may have "
-        f"been restored from a backup. {to_do}"
+    return RestoreError(
+        f"{location} is behind its checkpoints: {newest.url} is of epoch "
+        f"{newest.epoch}, but the location has committed {has}. Files of it may be lost, or it may "
+        f"have been restored from a backup. Call {newest.rollback_call} to continue from that "
+        f"checkpoint, or start at a fresh checkpointLocation with restoreFrom({newest.url!r})"
     )
 
 
@@ -425,12 +440,3 @@ def rollback_call(location: Storage, checkpoints: Storage, name: str) -> str:
     if checkpoints.url != location.url_of(CHECKPOINTS_DIRECTORY):
         elsewhere = f", checkpointsDirectory={checkpoints.parent().url!r}"
     return f"pyspark_ckpt.rollback({location.url!r}, {name!r}{elsewhere})"
-
-
-def _newest(checkpoints: Storage) -> tuple[str, int] | None:
-    """Return name and epoch of the newest checkpoint that can be read."""
-    with closing(find_store(checkpoints)) as store:
-        for number in sorted(store.ids(), reverse=True):
-            with suppress(CkptError):
-                return checkpoint_name(number), store.read(number).epoch
-    return None

@@ -43,6 +43,7 @@ from pyspark_ckpt.storage.open import Storage, open_storage
 from pyspark_ckpt.storage.retrying import RetryingStorage
 from pyspark_ckpt.stored.savepoint_copy import SubtaskCopy
 from state_backends import StateBackendError
+from tests.faults.starts import filled
 from tests.simulation.location import SparkFiles
 from tests.simulation.model import SUBTASKS, written
 from tests.simulation.scheduler import Actor, Process
@@ -159,18 +160,12 @@ class Application:
         world = self.world
         storage = open_storage(self.path)
         location = StartLocation(storage, world.checkpoints_directory, OPERATORS)
-        location.check_not_half_rolled_back()
-        location.check_owner()
-        location.claim_directory()
-        if self.restore is None:
-            location.make_initial_states(lambda query_id: None)  # type: ignore[arg-type, return-value]
-        else:
+        request = None
+        if self.restore is not None:
             request = RestoreRequest(
                 path=self.restore, claim_mode=self.claim, backend_type="heap", source_ids=(0,)
             )
-            location.restore(None, request, None)  # type: ignore[arg-type]
-        query_id = location.make_query_id()
-        location.check_not_swapped(query_id)
+        query_id = filled(location, request)
         self.query_id = query_id
         self.storage = location.checkpoints(query_id)
         origin = read_origin(self.storage)

@@ -10,7 +10,7 @@ from unittest.mock import patch
 from pyspark_ckpt.checkpoint import cleaning
 from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.operator.durable import local_copy
-from pyspark_ckpt.restore.location import start_location
+from pyspark_ckpt.restore.location import facts, start_location
 from pyspark_ckpt.storage import local
 from pyspark_ckpt.stores.directory import CompletedCheckpoints, DriverTerm
 from tests.simulation import application
@@ -82,7 +82,10 @@ BREAKS: dict[str, list[tuple[Any, str, Any]]] = {
     "lineage": [(local_copy, "_complete_version", _any_version)],
     "predecessors": [(application, "following", _without_predecessors)],
     "pending": [(cleaning, "garbage", _without_pending)],
-    "half-seeded": [(start_location, "is_half_seeded", _never)],
+    "half-seeded": [
+        (facts, "is_half_seeded", _never),
+        (start_location, "is_half_seeded", _never),
+    ],
     "directories-of-others": [(local, "_is_durable", _is_there)],
 }
 """What is replaced to break each line."""

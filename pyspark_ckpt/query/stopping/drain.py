@@ -41,6 +41,7 @@ from pyspark_ckpt.formats.modes import TimeMode
 from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.operator.descriptor import Drain
 from pyspark_ckpt.operator.time import NEVER_LATE
+from pyspark_ckpt.restore.location.facts import Draining
 from pyspark_ckpt.spark.log import OffsetsEntry, SparkLog
 from pyspark_ckpt.storage.base import JSON_ERRORS, RESTORE, corrupt_file
 
@@ -115,10 +116,20 @@ class LastEpochs:
         assert self._given is not None  # it was checked
         self._given(drain)
 
-    @property
-    def are_interrupted(self) -> bool:
-        """Whether a drain was begun and has not ended; another driver may be at it."""
-        return self._storage.exists(DRAIN_MARKER)
+    def found(self) -> Draining:
+        """Return whether a drain was begun and has not ended; another driver may be at it.
+
+        It only reads: a drain that nobody has decided on yet is void once somebody finishes it.
+        """
+        draining = self._interrupted_drain()
+        if draining is None:
+            return Draining.NONE
+        try:
+            is_begun = self._storage.read(_decision_of(draining)) == _BEGUN
+        except FileNotFoundError:
+            is_begun = False
+        is_due = is_begun and not self._has_run(draining)
+        return Draining.DUE if is_due else Draining.AT_ITS_END
 
     def finish_interrupted(self, check_not_fenced: CheckNotFenced) -> None:
         """Finish a drain that was interrupted; on the driver, before anything else is done.

@@ -217,26 +217,36 @@ def _epochs_by_path(query: Continued) -> Iterator[tuple[int, float, str | None]]
         yield note.after + 1, min(ends), note.path
 
 
-def check_path(location: Storage, checkpoints: Storage | None, sink: FileSinkLog) -> None:
-    """Check that the query of a location may write to a path; writes nothing.
+@dataclass(frozen=True, slots=True)
+class PathFacts:
+    """What is at an output path, and the query that is to write there."""
 
-    `checkpoints` is ``None`` if the query has no id yet. ``CorruptFileError`` means that the log of
-    the path lacks epochs that the location has written there.
+    output: Output
+    query: Continued
+
+    @property
+    def refusal(self) -> CkptError | None:
+        """Why the query cannot write its next epochs to the path, ``None`` if it can."""
+        return use_of(self.output, self.query)
+
+
+def path_facts(
+    location: Storage, checkpoints: Storage | None, sink: FileSinkLog
+) -> PathFacts | None:
+    """Return what a start has to know of the path of a query, ``None`` if nobody sees the path.
+
+    `checkpoints` is ``None`` if the query has no id yet.
     """
     query = continued_at(location, checkpoints)
     if query.origin is None and _cannot_be_seen(sink) is not None:
-        return
-    _, refusal = _looked_at(sink, location, checkpoints, query)
-    if refusal is not None:
-        raise refusal
+        return None
+    return _looked_at(sink, location, checkpoints, query)
 
 
-def check_fresh(sink: FileSinkLog, epoch: int, location: Storage) -> None:
-    """Check that a path is free for a query that is to be restored at an epoch; writes nothing."""
+def restored_path_facts(location: Storage, epoch: int, sink: FileSinkLog) -> PathFacts:
+    """Return what is at a path to which a query is to be restored at an epoch."""
     query = Continued(committed=epoch)
-    refusal = use_of(output_at(sink, location, query), query)
-    if refusal is not None:
-        raise refusal
+    return PathFacts(output_at(sink, location, query), query)
 
 
 def prepare_path(
@@ -262,7 +272,8 @@ def prepare_path(
         table.make()
     here = resolved_path(location)
     while True:
-        output, refusal = _looked_at(sink, location, checkpoints, query)
+        facts = _looked_at(sink, location, checkpoints, query)
+        output, refusal = facts.output, facts.refusal
         if refusal is not None:
             raise refusal
         writer = output.writers[-1] if output.writers else None
@@ -282,11 +293,10 @@ def prepare_path(
 
 def _looked_at(
     sink: FileSinkLog, location: Storage, checkpoints: Storage | None, query: Continued
-) -> tuple[Output, CkptError | None]:
-    """Return what is at a path, and why the query cannot use it."""
+) -> PathFacts:
+    """Return what is at a path, and what can be said of the query if it cannot use the path."""
     output = output_at(sink, location, query)
-    refusal = use_of(output, query)
-    if refusal is not None and query.query_id is not None:
+    if query.query_id is not None and use_of(output, query) is not None:
         # A run of the query that is about to end may have begun an epoch before the second look.
         log = SparkLog(location)
         begun, committed = log.begun_epoch(), log.committed_epoch()
@@ -295,8 +305,7 @@ def _looked_at(
         source = None if checkpoints is None else newest_whole(checkpoints)
         if source is not None and source.metadata.epoch >= output.newest > newest:
             query = replace(query, way_back=way_back(location, checkpoints))
-        refusal = use_of(output, query)
-    return output, refusal
+    return PathFacts(output, query)
 
 
 def note_path(location: Storage, query: Continued, path: str | None) -> None:

@@ -12,7 +12,7 @@ from pyspark.sql import DataFrame
 import pyspark_ckpt as ckpt
 from pyspark_ckpt.formats.location_files import Writer, add_writer, writer_path
 from pyspark_ckpt.query.start import QueryStart
-from pyspark_ckpt.restore.location import sink_path
+from pyspark_ckpt.restore.location import facts, sink_path
 from pyspark_ckpt.spark.sink import COMPACT_INTERVAL
 from pyspark_ckpt.storage.open import Storage
 from tests.query.harness import Job, refused
@@ -71,7 +71,7 @@ def test_a_path_is_of_one_restored_query(job: Job, monkeypatch: pytest.MonkeyPat
         with refused(ckpt.RestoreError, "fork-out", "new path", unchanged=job.base):
             second.run(savepoint)
         with monkeypatch.context() as patch:  # the first one starts just after the check
-            patch.setattr("pyspark_ckpt.restore.location.start_location.check_fresh", lambda *_: 0)
+            patch.setattr(facts, "restored_path_facts", lambda *_: None)
             with pytest.raises(ckpt.RestoreError, match="new path"):
                 second.run(savepoint)
         run_epochs(first, 6)  # Spark compacts its log next to the claim

@@ -34,6 +34,7 @@ from pyspark_ckpt.stores.place import (
     recorded_checkpoints,
 )
 from tests.faults.epochs import OPERATORS
+from tests.faults.starts import decided
 
 QUERY = "3f2a1000-0000-4000-8000-000000000000"
 
@@ -191,16 +192,16 @@ def test_of_two_drivers_with_two_directories_one_is_fenced(
     """Each of them finds a location without an epoch, and their directories fence nobody."""
     first, second = (StartLocation(location, each, OPERATORS) for each in (None, directory))
     for each in (first, second):
-        each.check_place(None)  # type: ignore[arg-type]  # there is no state to read
-    first.claim_directory()
+        decided(each)
+    first.claim()
     with pytest.raises(FencedError, match="another driver"):
-        second.claim_directory()
+        second.claim()
     third = StartLocation(location, directory, OPERATORS)
-    third.check_place(None)  # type: ignore[arg-type]
-    third.claim_directory()
-    third.check_not_swapped(QUERY)
+    decided(third)
+    third.claim()
+    third.check_unchanged(QUERY)
     with pytest.raises(FencedError, match="another driver"):
-        first.check_not_swapped(QUERY)
+        first.check_unchanged(QUERY)
 
 
 @pytest.mark.parametrize("is_moved", [True, False])

@@ -9,9 +9,11 @@ import pytest
 
 from pyspark_ckpt.errors import CorruptFileError, RestoreError
 from pyspark_ckpt.formats.layout import CHECKPOINTS_DIRECTORY, found_fresh_path, seeding_path
+from pyspark_ckpt.restore.location.decision import Refuse
 from pyspark_ckpt.restore.location.start_location import StartLocation
 from pyspark_ckpt.storage.open import LocalStorage
 from tests.faults.epochs import OPERATORS, Epochs
+from tests.faults.starts import looked_at
 
 
 @pytest.fixture
@@ -31,7 +33,10 @@ def made(directory: Path, epochs: int) -> LocalStorage:
 
 
 def check(location: LocalStorage, checkpoints_directory: str | None = None) -> None:
-    StartLocation(location, checkpoints_directory, OPERATORS).check_not_emptied()
+    """Raise what refuses a start because it lacks epochs; others have their own tests."""
+    decision = looked_at(StartLocation(location, checkpoints_directory, OPERATORS))
+    if isinstance(decision, Refuse):
+        raise decision.error
 
 
 def remove(location: LocalStorage, *names: str) -> None:
@@ -48,12 +53,15 @@ def test_a_location_without_its_epochs_is_refused(location: LocalStorage) -> Non
         check(location)
 
 
-@pytest.mark.parametrize("gone", ["offsets", "commits"])
-def test_a_location_with_some_of_its_epochs_is_not_refused_here(
-    location: LocalStorage, gone: str
-) -> None:
-    remove(location, gone)
+def test_a_location_without_its_commits_runs_its_last_epoch_again(location: LocalStorage) -> None:
+    remove(location, "commits")
     check(location)
+
+
+def test_a_location_without_its_offsets_is_refused_because_of_them(location: LocalStorage) -> None:
+    remove(location, "offsets")
+    with pytest.raises(CorruptFileError, match=r"offsets/2 is missing.*rollback\(.*chk-1"):
+        check(location)
 
 
 @pytest.mark.parametrize("gone", [(), ("commits",), ("offsets",), ("offsets", "commits")])
@@ -61,24 +69,22 @@ def test_a_location_that_lost_the_id_of_its_query_is_refused(
     location: LocalStorage, gone: tuple[str, ...]
 ) -> None:
     """With a new id, its epochs and checkpoints would be those of nobody."""
-    start = StartLocation(location, None, OPERATORS)
-    start.check_metadata()
+    check(location)
     remove(location, *gone)
     location.delete(["metadata"])
     with pytest.raises(CorruptFileError, match=r"metadata is missing.*rollback\(.*chk-1"):
-        start.check_metadata()
+        check(location)
 
 
 def test_without_checkpoints_in_it_a_location_without_an_epoch_begins(
     location: LocalStorage,
 ) -> None:
-    start = StartLocation(location, "/elsewhere", OPERATORS)
     location.delete(["metadata"])
     remove(location, CHECKPOINTS_DIRECTORY)
     with pytest.raises(CorruptFileError, match=r"metadata is missing.*no complete checkpoint"):
-        start.check_metadata()
+        check(location, "/elsewhere")
     remove(location, "offsets", "commits")
-    start.check_metadata()
+    check(location, "/elsewhere")
 
 
 def test_a_location_without_checkpoints_begins(location: LocalStorage) -> None:
@@ -86,11 +92,14 @@ def test_a_location_without_checkpoints_begins(location: LocalStorage) -> None:
     check(location)
 
 
-def test_a_location_that_is_half_seeded_is_not_refused_here(location: LocalStorage) -> None:
+def test_a_location_that_is_half_seeded_is_refused_because_of_that(
+    location: LocalStorage,
+) -> None:
     remove(location, "offsets", "commits")
     location.write(seeding_path(1), [b"begun\n"])
     location.write(found_fresh_path(1), [b"x"])
-    check(location)
+    with pytest.raises(RestoreError, match="a restore into this location has not ended"):
+        check(location)
 
 
 def test_two_epochs_that_a_power_loss_took_run_again(tmp_path: Path) -> None:

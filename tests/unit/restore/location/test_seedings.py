@@ -265,16 +265,16 @@ def test_a_start_sees_a_restore_that_began_or_ended_meanwhile(tmp_path: Path) ->
     location = LocalStorage(tmp_path / "location")
     start = StartLocation(location, None, OPERATORS)
     query_id = start.make_query_id()
-    start.check_not_swapped(query_id)
+    start.check_unchanged(query_id)
     seeding = begin_seeding(location)
     with pytest.raises(FencedError, match="another driver has restored a query into this location"):
-        start.check_not_swapped(query_id)
+        start.check_unchanged(query_id)
     seeding.clear(None)
     restored = seeding.name_query()
     seeding.end()
     with pytest.raises(FencedError, match="another driver has restored a query into this location"):
-        start.check_not_swapped(query_id)
-    start.check_not_swapped(restored)
+        start.check_unchanged(query_id)
+    start.check_unchanged(restored)
 
 
 def test_a_start_relies_on_no_end_that_a_power_loss_may_take(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from pyspark_ckpt.restore.location.start_location import StartLocation
 from pyspark_ckpt.settings import HighAvailability, Settings
 from pyspark_ckpt.storage.open import LocalStorage
 from tests.faults.epochs import OPERATORS
+from tests.faults.starts import filled
 
 ELSEWHERE = Settings(high_availability_type=HighAvailability.ZOOKEEPER, zookeeper_quorum="zk:2181")
 INSIDE = Settings()
@@ -22,9 +23,7 @@ INSIDE = Settings()
 def start(root: Path, settings: Settings) -> None:
     """Do what a start does before anything is read or written."""
     location = StartLocation.of(LocalStorage(root), settings, OPERATORS)
-    location.check_owner()
-    location.claim_directory()
-    location.make_query_id()
+    filled(location)
 
 
 def files(root: Path) -> set[Path]:

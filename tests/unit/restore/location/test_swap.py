@@ -250,7 +250,7 @@ def test_a_slow_rollback_leaves_the_void_epochs_of_a_later_one(kind: str, tmp_pa
 
 def found(location: Storage) -> StartLocation:
     start = StartLocation(location, None, OPERATORS)
-    start.check_not_half_rolled_back()
+    start.look_again()
     return start
 
 
@@ -258,13 +258,13 @@ def found(location: Storage) -> StartLocation:
 def test_a_start_sees_that_its_location_was_swapped_meanwhile(kind: str, tmp_path: Path) -> None:
     _, location, _ = paused_and_other(kind, tmp_path, 0)
     start = found(location)
-    start.check_not_swapped()
+    start.check_unchanged()
     location.write(ROLLBACK_MARKER, [msgspec.json.encode(RESTART)])
     with pytest.raises(FencedError, match="while this one was starting"):
-        start.check_not_swapped()
+        start.check_unchanged()
     location.delete([ROLLBACK_MARKER])
-    start.check_not_swapped()
+    start.check_unchanged()
     swap(location, RESTART)
     with pytest.raises(FencedError, match="while this one was starting"):
-        start.check_not_swapped()
-    found(location).check_not_swapped()
+        start.check_unchanged()
+    found(location).check_unchanged()

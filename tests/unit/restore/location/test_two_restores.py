@@ -22,6 +22,7 @@ from pyspark_ckpt.settings import ClaimMode
 from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.storage.open import LocalStorage, Storage
 from tests.faults.epochs import OWN_OPERATORS, Epochs, SparkFiles
+from tests.faults.starts import filled
 from tests.unit.restore.location.paused import Paused, pausing
 
 OLD, NEW = 3, 12
@@ -77,17 +78,10 @@ def kill() -> None:
 
 def start(location: Storage, checkpoint: str) -> str:
     """Start a driver up to the moment before Spark begins; return the id of its query."""
-    start = StartLocation(location, None, OWN_OPERATORS)
-    start.check_not_half_rolled_back()
-    start.check_owner()
-    start.check_not_emptied()
     request = RestoreRequest(
         path=checkpoint, claim_mode=ClaimMode.NO_CLAIM, backend_type="heap", source_ids=(0,)
     )
-    start.restore(None, request, None)  # type: ignore[arg-type]  # no Spark
-    query_id = start.make_query_id()
-    start.check_not_swapped(query_id)
-    return query_id
+    return filled(StartLocation(location, None, OWN_OPERATORS), request)
 
 
 def files(root: Path) -> set[str]:
@@ -140,7 +134,8 @@ def test_savepoints_in_a_half_filled_location_stay(
     """The user has put them there since then. None of them is restored into the same location."""
     root, link = tmp_path / "location", tmp_path / "latest"
     with pytest.raises(KilledError):
-        start(paused_at(root, 15, kill), checkpoints[OLD])
+        start(paused_at(root, 25, kill), checkpoints[OLD])
+    assert is_half_seeded(LocalStorage(root))
     inside = [root / "savepoint-0a1b2c-0123456789ab", root / "mine" / "of-may"]
     inside.append(root / "mine" / "of-june" / "savepoint-0a1b2c-0123456789ab")
     for directory in inside:
