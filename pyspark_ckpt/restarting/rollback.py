@@ -20,15 +20,13 @@ from functools import partial
 from pyspark.sql import SparkSession
 
 from pyspark_ckpt.clock import monotonic_ms
-from pyspark_ckpt.errors import CheckpointNotFoundError, CkptError, FencedError, RestoreError
+from pyspark_ckpt.errors import CkptError, FencedError, RestoreError
 from pyspark_ckpt.formats.layout import (
     CHECKPOINTS_DIRECTORY,
     DRAIN_MARKER,
-    DRIVERS,
     KEPT_BY_ROLLBACK,
     SEEDINGS,
     SHADOW,
-    checkpoint_id_of,
     checkpoint_name,
 )
 from pyspark_ckpt.formats.location_files import (
@@ -43,35 +41,38 @@ from pyspark_ckpt.history.run_log import SILENCE_MS, OpenRuns, RecordedRuns, run
 from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.operator.quarantine.quarantined_keys import KEYS_STATE
 from pyspark_ckpt.operator.quarantine.releases import BEFORE_ALL, ReleaseFiles
+from pyspark_ckpt.restarting.rollback_decision import (
+    GoBack,
+    RefuseRollback,
+    RollbackRequest,
+    decide_rollback,
+    inspect_for_rollback,
+    is_kept,
+    still_draining,
+)
 from pyspark_ckpt.restarting.turn import end_former_runs, turn_of
-from pyspark_ckpt.restore.location.seedings import has_savepoints, is_half_seeded
+from pyspark_ckpt.restore.location.seedings import has_savepoints
 from pyspark_ckpt.restore.location.swap import (
     Swap,
     begun_swap,
     finish_swap,
     is_note,
-    is_untouched,
     swap,
 )
 from pyspark_ckpt.restore.location.way_back import QUERY_ID, query_id_at, readable_query_id
-from pyspark_ckpt.restore.missing_input import files_seen, planned_input
 from pyspark_ckpt.restore.plan import RestoreRequest, plan_of
 from pyspark_ckpt.restore.seeding import seed, write_query_id
 from pyspark_ckpt.restore.source import RestoreSource
-from pyspark_ckpt.sessions.connect import runs_on_server
-from pyspark_ckpt.sessions.kind import is_connect
-from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.spark.own_session import own_session
 from pyspark_ckpt.spark.paths import qualified_path
-from pyspark_ckpt.spark.plan import StatefulOperators, is_active
+from pyspark_ckpt.spark.plan import StatefulOperators
 from pyspark_ckpt.spark.session import session_in_use
-from pyspark_ckpt.spark.source_files import files_read
 from pyspark_ckpt.storage.open import Storage, open_storage
 from pyspark_ckpt.stores.base import CompletedCheckpointStore
 from pyspark_ckpt.stores.directory import carry_terms
 from pyspark_ckpt.stores.open import find_store
 from pyspark_ckpt.stores.owner import check_owner, claim_directory
-from pyspark_ckpt.stores.place import CheckpointsPlace, is_same_place, recorded_place
+from pyspark_ckpt.stores.place import CheckpointsPlace, recorded_place
 
 logger = library_logger(__name__)
 _STAGED = "_rolling_back-"
@@ -181,100 +182,64 @@ def rollback(
     if checkpointsDirectory is not None:
         given = open_storage(qualified_path(spark, str(checkpointsDirectory)))
     end_former_runs(location)
+    request = RollbackRequest(to, given, force, allowMissingInput)
     with turn_of(location.url):  # a restart in place of this process may be at it
-        return _rolled_back(
-            spark, location, given, to, force=force, allows_missing_input=allowMissingInput
-        )
+        return _rolled_back(location, request, spark)
 
 
-def _rolled_back(
-    spark: SparkSession,
-    location: Storage,
-    given: Storage | None,
-    to: str,
-    *,
-    force: bool,
-    allows_missing_input: bool,
+def _rolled_back(location: Storage, request: RollbackRequest, spark: SparkSession) -> Rollback:
+    while True:
+        facts = inspect_for_rollback(location, request, spark)
+        decision = decide_rollback(facts, request)
+        if isinstance(decision, RefuseRollback):
+            raise decision.error
+        if isinstance(decision, GoBack):
+            return _gone_back(location, decision, request, spark)
+        if decision.waits:
+            assert facts.place is not None  # else the rollback was refused
+            assert facts.query_id is not None
+            _wait_until_silent(location, facts.place.checkpoints(facts.query_id))
+        begun = decision.begun
+        if not finish_swap(location, begun):
+            continue
+        logger.warning("%s: finished the rollback to %s", location.url, begun.to)
+        if begun.to == request.to:
+            return Rollback(location.url, begun.to, location.url_of(begun.kept))
+
+
+def _gone_back(
+    location: Storage, decision: GoBack, request: RollbackRequest, spark: SparkSession
 ) -> Rollback:
-    begun = begun_swap(location)
-    if begun is not None and is_untouched(location, begun):  # it may be of long ago
-        query_id = _check_stopped(spark, location, given)
-        place = _place(location, given, query_id, force=force)
-        _check_quiet(location, place.checkpoints(query_id), force=force)
-    finished = _finish_interrupted(location, to)
-    if finished is not None:
-        return finished
-    query_id, found_id = _check_stopped(spark, location, given), readable_query_id(location)
-    place = _place(location, given, query_id, force=force)
+    place, query_id = decision.place, decision.query_id
     checkpoints = place.checkpoints(query_id)
-    is_return = _is_kept(to) and location.exists(to)
-    if not is_return:
-        _check_has_run(location, checkpoints)
-    source = None if is_return else _source(location, checkpoints, to, query_id)
-    if place.root is not None:
-        check_owner(location, checkpoints)  # what follows would fence the driver of the original
-    _check_input(spark, location, source or location.child(to), allows=allows_missing_input)
-    _check_quiet(location, checkpoints, force=force)
+    if not request.force:
+        _wait_until_silent(location, checkpoints)
     with closing(find_store(checkpoints)) as store:
         # A start, or another rollback, that comes later claims it too, and this one ends.
         store.claim()
         if begun_swap(location) is not None:
             raise _another_has_begun(location)
-        if not force:  # a drain that begins after this finds its driver fenced
+        if not request.force:  # a drain that begins after this finds its driver fenced
             _check_not_draining(location)
-        check_still_ours = partial(_check_still_ours, location, store, query_id, found_id)
+        check_still_ours = partial(_check_still_ours, location, store, query_id, decision.found_id)
         _clear_leftovers(location, place.root, check_still_ours)
         try:
-            wanted = _prepare(spark, place, to, query_id, source)
+            wanted = _prepare(spark, place, request.to, query_id, decision.source)
         except Exception:
             check_still_ours()  # another rollback removes what was staged here as a leftover
             raise
         swap(location, wanted, check_still_ours)
     kept = location.url_of(wanted.kept)
-    logger.info("%s is rolled back to %s; its earlier content is in %s", location.url, to, kept)
-    return Rollback(location.url, to, kept)
-
-
-def _place(
-    location: Storage, given: Storage | None, query_id: str, *, force: bool
-) -> CheckpointsPlace:
-    """Return where the location has its checkpoints, by its record or by what the caller gives."""
-    wanted, recorded = CheckpointsPlace(location, given), recorded_place(location)
-    if recorded is None:
-        return wanted
-    there = recorded.checkpoints(query_id).url
-    is_gone = not recorded.has_content(query_id)
-    if given is None:
-        if is_gone and recorded.root is not None and not force:
-            raise RestoreError(
-                f"{location.url}: its checkpoints are in {there}, which is gone: its disk may not "
-                "be mounted, or it was moved or deleted. Mount it or put it back, or give "
-                "checkpointsDirectory (--checkpoints-directory) if it is elsewhere now. To undo a "
-                "rollback without them, if you know that the query is stopped, give force=True "
-                "(--force)"
-            )
-        return recorded
-    is_moved = is_gone and wanted.has_content(query_id)
-    if is_moved or is_same_place(wanted, recorded, query_id):
-        return wanted
-    raise RestoreError(
-        f"{location.url}: its checkpoints are in {there}, not in "
-        f"{wanted.checkpoints(query_id).url}: call rollback without checkpointsDirectory "
-        "(--checkpoints-directory), it is known"
+    logger.info(
+        "%s is rolled back to %s; its earlier content is in %s", location.url, request.to, kept
     )
+    return Rollback(location.url, request.to, kept)
 
 
-def _finish_interrupted(location: Storage, to: str) -> Rollback | None:
-    """Finish a rollback that was interrupted; return it if it was to the same checkpoint."""
-    begun = begun_swap(location)
-    if begun is None:
-        return None
-    was_done = finish_swap(location, begun)
-    if was_done:
-        logger.warning("%s: finished the rollback to %s", location.url, begun.to)
-    if not was_done or begun.to != to:
-        return None
-    return Rollback(location.url, to, location.url_of(begun.kept))
+def _wait_until_silent(location: Storage, checkpoints: Storage) -> None:
+    """Return once no other application runs or drains the query, as far as that shows."""
+    check_silent(location, checkpoints)
+    _check_not_draining(location)
 
 
 def _prepare(
@@ -343,49 +308,6 @@ def _check_has_no_directory(place: CheckpointsPlace, kept: Storage) -> None:
         )
 
 
-def _source(location: Storage, checkpoints: Storage, to: str, query_id: str) -> RestoreSource:
-    """Return the checkpoint that is gone back to."""
-    if checkpoint_id_of(to) is None:
-        raise RestoreError(
-            f"{location.url} cannot be rolled back to {to!r}: give the name of a retained "
-            f"checkpoint of the query that ran there ({_names_of_retained(checkpoints)})"
-        )
-    try:
-        source = RestoreSource(checkpoints.url_of(to))
-    except CheckpointNotFoundError as exc:
-        raise CheckpointNotFoundError(
-            f"{location.url} has no complete checkpoint {to}: give the name of a retained one "
-            f"({_names_of_retained(checkpoints)})"
-        ) from exc
-    if source.metadata.query_id != query_id:
-        raise RestoreError(
-            f"{source.path} is a checkpoint of query {source.metadata.query_id}, {location.url} "
-            f"is of {query_id}: restore it into a fresh checkpointLocation"
-        )
-    return source
-
-
-def _check_input(
-    spark: SparkSession, location: Storage, to: RestoreSource | Storage, *, allows: bool
-) -> None:
-    """Refuse to go back over epochs whose input is gone, before there is anything to wait for.
-
-    With `allows`, the rows of missing input are left out. The logs of the sources in `location`
-    have the void epochs.
-    """
-    if isinstance(to, RestoreSource):
-        path, seen = to.path, files_seen(to)
-    else:
-        path, seen = to.url, files_read(to)
-    for error in planned_input(spark, path, files_read(location), seen, allows=allows).errors:
-        raise error
-
-
-def _names_of_retained(checkpoints: Storage) -> str:
-    with closing(find_store(checkpoints)) as store:
-        return ", ".join(map(checkpoint_name, store.ids())) or "there is none"
-
-
 def _stage(
     spark: SparkSession, place: CheckpointsPlace, source: RestoreSource, staged: Storage
 ) -> None:
@@ -424,76 +346,9 @@ def _id_of(kept: Storage, root: Storage | None) -> str:
     return query_id
 
 
-def _check_stopped(spark: SparkSession, location: Storage, given: Storage | None) -> str:
-    """Return the id of the location's query; refuse a query that runs.
-
-    Spark's own files may be damaged or lost: that may be why the location is rolled back.
-    """
-    query_id = query_id_at(location, given)
-    if query_id is None:
-        raise _never_ran(location)
-    if is_half_seeded(location):
-        raise RestoreError(
-            f"{location.url}: a restore into this location has not ended. If no driver is doing "
-            "it, start the query with restoreFrom again"
-        )
-    if is_active(spark, query_id):
-        raise RestoreError(f"query {query_id} runs at {location.url}: stop it first")
-    if is_connect(spark) and runs_on_server(spark, query_id):
-        raise RestoreError(
-            f"query {query_id} runs at {location.url}, on the Spark Connect server, perhaps "
-            "without a client: stop the query that attach() returns for its id"
-        )
-    return query_id
-
-
-def _check_has_run(location: Storage, checkpoints: Storage) -> None:
-    """Refuse a location without an epoch, as Spark's commits show, or a checkpoint if they do not.
-
-    Spark's commits may be lost.
-    """
-    if SparkLog(location).committed_epoch() is not None:
-        return
-    with closing(find_store(checkpoints)) as store:
-        if not store.ids():
-            raise _never_ran(location)
-
-
-def _never_ran(location: Storage) -> RestoreError:
-    return RestoreError(f"{location.url} has no committed epoch: there is nothing to roll back")
-
-
-def _check_quiet(location: Storage, checkpoints: Storage, *, force: bool) -> None:
-    """Refuse a query that another application may run, or drain, unless the caller knows better."""
-    if not force:
-        _check_is_of_query(location, checkpoints)
-        check_silent(location, checkpoints)
-        _check_not_draining(location)
-
-
-def _check_is_of_query(location: Storage, checkpoints: Storage) -> None:
-    """Refuse a checkpoints directory that no driver of the query has used.
-
-    It would be no proof that the query is stopped, and to claim it would fence nobody.
-    """
-    if any(name != DRIVERS for name in checkpoints.list()):  # a rollback alone leaves these
-        return
-    raise RestoreError(
-        f"{location.url}: nobody knows whether its query runs, because {checkpoints.url} has no "
-        "checkpoints of it. If its disk is not mounted, mount it. Give checkpointsDirectory "
-        "(--checkpoints-directory) if it is elsewhere now. If the directory is gone and you know "
-        "that the query is stopped, give force=True (--force)"
-    )
-
-
 def _check_not_draining(location: Storage) -> None:
-    """Refuse a query that is being drained: its run has ended, and its last epoch may run."""
     if location.exists(DRAIN_MARKER):
-        raise RestoreError(
-            f"{location.url}: its query is being drained, or its drain was interrupted. Wait for "
-            "the driver that drains it, or start the query, which finishes the drain, and stop it. "
-            "If no driver is at it, give force=True (--force)"
-        )
+        raise still_draining(location.url)
 
 
 def _check_still_ours(
@@ -535,7 +390,7 @@ def _remove_staged(location: Storage, root: Storage | None, name: str) -> None:
     never_started = readable_query_id(staged)
     if root is not None and never_started is not None:
         in_use = {query_id_at(location, root)}
-        kept = [location.child(name) for name in location.list() if _is_kept(name)]
+        kept = [location.child(name) for name in location.list() if is_kept(name)]
         if never_started not in in_use | {readable_query_id(each) for each in kept}:
             _remove_never_started(root, never_started, staged, location)
     location.delete_directory(name)
@@ -570,10 +425,6 @@ def _is_content(location: Storage, name: str) -> bool:
     if name.startswith((KEPT_BY_ROLLBACK, _STAGED, SHADOW)) or name == SEEDINGS:
         return False
     return not has_savepoints(location, name)
-
-
-def _is_kept(name: str) -> bool:
-    return name.startswith(KEPT_BY_ROLLBACK)
 
 
 def check_silent(

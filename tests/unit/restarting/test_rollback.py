@@ -15,7 +15,14 @@ from pyspark_ckpt.checkpoint.runner import CheckpointRunner
 from pyspark_ckpt.errors import CheckpointAbortedError, FencedError, RestoreError
 from pyspark_ckpt.formats.layout import CHECKPOINTS_DIRECTORY, DRAIN_MARKER, ROLLBACK_MARKER
 from pyspark_ckpt.restarting import rollback as module
+from pyspark_ckpt.restarting import rollback_decision
 from pyspark_ckpt.restarting.rollback import rollback
+from pyspark_ckpt.restarting.rollback_decision import (
+    RollbackDecision,
+    RollbackFacts,
+    RollbackRequest,
+    decide_rollback,
+)
 from pyspark_ckpt.restarting.turn import turn_of
 from pyspark_ckpt.restore import seeding
 from pyspark_ckpt.restore.location.swap import Swap, begun_swap
@@ -26,6 +33,7 @@ from pyspark_ckpt.stores.directory import CompletedCheckpoints
 from pyspark_ckpt.stores.open import find_store
 from tests.faults.epochs import OWN_OPERATORS, Epochs, SparkFiles, files_of
 from tests.unit.checkpoint.runner_query import Paused
+from tests.unit.restarting.test_rollback_decision import is_possible
 
 
 @pytest.fixture(autouse=True)
@@ -39,10 +47,17 @@ def _without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(seeding, "write_seeds", write_seeds)
     monkeypatch.setattr(module, "session_in_use", lambda *_: None)
-    monkeypatch.setattr(module, "_check_input", lambda *_, **__: None)
+    monkeypatch.setattr(rollback_decision, "_missing_input", lambda *_: None)
     monkeypatch.setattr(module, "qualified_path", lambda _, path: path)
-    monkeypatch.setattr(module, "is_active", lambda *_: False)
+    monkeypatch.setattr(rollback_decision, "is_active", lambda *_: False)
     monkeypatch.setattr(module, "own_session", lambda *_: None)
+    monkeypatch.setattr(module, "decide_rollback", decided)
+
+
+def decided(facts: RollbackFacts, request: RollbackRequest) -> RollbackDecision:
+    """The table of decisions leaves out what its rule says that nobody finds."""
+    assert is_possible(facts), facts
+    return decide_rollback(facts, request)
 
 
 @pytest.fixture
@@ -167,7 +182,7 @@ def test_an_untouched_rollback_is_not_finished_under_a_query_that_runs(
         raise RestoreError(msg)
 
     if sign == "active":
-        monkeypatch.setattr(module, "is_active", lambda *_: True)
+        monkeypatch.setattr(rollback_decision, "is_active", lambda *_: True)
     else:
         monkeypatch.setattr(module, "check_silent", runs)
     before = files_of(location)
