@@ -136,6 +136,11 @@ class _Moved:
         )
         self._moves = {number: move for number, move in moves.items() if move.rewrite or move.stamp}
 
+    @property
+    def rewrites(self) -> bool:
+        """Whether any value changes."""
+        return bool(self._moves)
+
     def value(self, key: bytes, value: bytes) -> bytes:
         """Return the value of a stored key."""
         if not self._moves or not (is_keyed(key) or key.startswith(OPERATOR_STATE)):
@@ -162,9 +167,11 @@ def changed_entries(old: Side, new: Side) -> dict[Place, Change]:
         places = _Places(first, second)
         moved, moved_later = _Moved(old, first), _Moved(new, second)
         removed, added = _deleted_in(second, first), _deleted_in(first, second)
+        is_moved = moved.rewrites or moved_later.rewrites
         for key, stored in changes_between(old.stored(first), new.stored(second)):
-            place = places.of(key)
-            change = Change(moved.change(key, stored.old), moved_later.change(key, stored.new))
+            place, change = places.of(key), stored
+            if is_moved:
+                change = Change(moved.change(key, stored.old), moved_later.change(key, stored.new))
             if place is None or place.state in removed or place.state in added:
                 continue
             if place.state in places.copied and newest != (subtask, subtask):

@@ -71,12 +71,10 @@ def _since(common: str, old: StoredState, new: StoredState) -> Iterator[tuple[by
     keys = sorted(before.keys() ^ after.keys())  # the other keys were written on both sides
     at_common = dict(zip(keys, old.at(common).get_many(keys), strict=True))
     for key in before.keys() | after.keys():
-        change = Change(
-            before[key] if key in before else at_common[key],
-            after[key] if key in after else at_common[key],
-        )
-        if change.old != change.new:
-            yield key, change
+        first = before[key] if key in before else at_common[key]
+        second = after[key] if key in after else at_common[key]
+        if first != second:
+            yield key, Change(first, second)
 
 
 def _outside_shared_files(
