@@ -358,8 +358,8 @@ MUTATIONS = (
     Mutation(
         "a rollback during another one",
         "pyspark_ckpt/restarting/rollback.py",
-        "        swap(location, wanted, check_still_ours)",
-        "        swap(location, wanted)",
+        "        swap(location, wanted, lease)",
+        "        swap(location, wanted, type('Alone', (), {'check': lambda _: None})())",
         "tests/query/restoring/test_rollback.py -k overtaken",
     ),
     Mutation(

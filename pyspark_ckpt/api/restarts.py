@@ -296,7 +296,7 @@ def _changed(
     if not changes_state(plan):
         return None
     storage = start.location.storage
-    return change_in_place(start.spark, storage, plan, coordinator.check_not_fenced)
+    return change_in_place(start.spark, storage, plan, coordinator.lease)
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,7 +322,7 @@ def _take_back(storage: Storage, change: _Change, coordinator: CheckpointCoordin
         raise RestoreError(
             f"{storage.url}: epoch {begun} was begun after the restart, so its state stays"
         )
-    put_back(storage, swapped, coordinator.check_not_fenced)
+    put_back(storage, swapped, coordinator.lease)
 
 
 def _last_epoch_ended_at_ms(query: CheckpointedQuery) -> int | None:

@@ -30,6 +30,7 @@ from pyspark_ckpt.history.records import AbortedCheckpoint, CompletedCheckpoint
 from pyspark_ckpt.log_fields import keep_fields, library_logger, log_fields
 from pyspark_ckpt.settings import Settings
 from pyspark_ckpt.spark.jobs import error_text
+from pyspark_ckpt.storage.fenced import Lease
 from pyspark_ckpt.storage.open import Storage
 from pyspark_ckpt.storage.retrying import retried
 from pyspark_ckpt.storage.servers.remote import RequestMeter
@@ -111,6 +112,11 @@ class CheckpointRunner:
         """Whether more checkpoints in a row have failed than the settings tolerate."""
         with self._guard:
             return self._machine.tolerance_is_exceeded
+
+    @property
+    def lease(self) -> Lease:
+        """The right to run the query, until another driver takes it over."""
+        return self._store
 
     def check_not_fenced(self) -> None:
         """Check that no other driver, or other start in this driver, has taken over the query.

@@ -77,6 +77,7 @@ from pyspark_ckpt.settings import Retention, Settings
 from pyspark_ckpt.spark.callback_thread import end_callback_thread
 from pyspark_ckpt.spark.query import ended_within, idle_ms, progress_since
 from pyspark_ckpt.spark.session import keep_in_use, reading_session, release_ended, why_ended
+from pyspark_ckpt.storage.fenced import FencedStorage, Lease
 from pyspark_ckpt.storage.open import Storage
 from pyspark_ckpt.storage.retrying import RetryingStorage
 from pyspark_ckpt.stores.base import CompletedCheckpointStore
@@ -180,8 +181,7 @@ class CheckpointCoordinator:
             partial(
                 remove_leftovers,
                 self._savepoints.remove_interrupted,
-                self._runner.check_not_fenced,
-                files.spark_log.storage,
+                FencedStorage(files.spark_log.storage, self._runner.lease),
             ),
             settings,
             monotonic_ms,
@@ -380,6 +380,11 @@ class CheckpointCoordinator:
         """Raise a ``FencedError`` if another driver has taken the query over."""
         self._runner.check_not_fenced()
 
+    @property
+    def lease(self) -> Lease:
+        """The right to change the query's location."""
+        return self._runner.lease
+
     def give_way(self) -> None:
         """Leave the checkpoints to the query's next run in this process, which is about to begin.
 
@@ -539,13 +544,12 @@ class CheckpointCoordinator:
 
 def remove_leftovers(
     remove_interrupted_savepoints: Callable[[], None],
-    check_not_fenced: Callable[[], None],
-    location: Storage,
+    location: FencedStorage,
 ) -> None:
     """Remove what drivers before this one left in the savepoints and in the location."""
     remove_interrupted_savepoints()
     with suppress(FencedError):  # what is in the location may be another driver's work
-        remove_leftovers_of_restarts(location, check_not_fenced)
+        remove_leftovers_of_restarts(location)
 
 
 class Housekeeping:

@@ -303,7 +303,7 @@ class QueryStart:
         location.clear_leftovers()
         location.prepare_sink(self._sink_log, self._table)
         with self._newest_driver(location.make_query_id()) as driver:
-            self._last_epochs.finish_interrupted(driver.check)
+            self._last_epochs.finish_interrupted(driver)
 
     def _fill(self, decision: Fresh | Continue, wanted: Wanted) -> None:
         """Make the location what Spark's first epoch of this run needs; durable on return."""
@@ -365,7 +365,7 @@ class QueryStart:
             with self._newest_driver(query_id) as driver:
                 location.check_unchanged(query_id)
                 if self._last_epochs.found() is not Draining.NONE:
-                    self._last_epochs.finish_interrupted(driver.check)
+                    self._last_epochs.finish_interrupted(driver)
                     location.look_again()
         location.check_unchanged(query_id)
 

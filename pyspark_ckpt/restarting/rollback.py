@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import dataclass
-from functools import partial
 
 from pyspark.sql import SparkSession
 
@@ -67,6 +66,7 @@ from pyspark_ckpt.spark.own_session import own_session
 from pyspark_ckpt.spark.paths import qualified_path
 from pyspark_ckpt.spark.plan import StatefulOperators
 from pyspark_ckpt.spark.session import session_in_use
+from pyspark_ckpt.storage.fenced import Lease
 from pyspark_ckpt.storage.open import Storage, open_storage
 from pyspark_ckpt.stores.base import CompletedCheckpointStore
 from pyspark_ckpt.stores.directory import carry_terms
@@ -221,14 +221,14 @@ def _gone_back(
             raise _another_has_begun(location)
         if not request.force:  # a drain that begins after this finds its driver fenced
             _check_not_draining(location)
-        check_still_ours = partial(_check_still_ours, location, store, query_id, decision.found_id)
-        _clear_leftovers(location, place.root, check_still_ours)
+        lease = _Lease(location, store, query_id, decision.found_id)
+        _clear_leftovers(location, place.root, lease)
         try:
             wanted = _prepare(spark, place, request.to, query_id, decision.source)
         except Exception:
-            check_still_ours()  # another rollback removes what was staged here as a leftover
+            lease.check()  # another rollback removes what was staged here as a leftover
             raise
-        swap(location, wanted, check_still_ours)
+        swap(location, wanted, lease)
     kept = location.url_of(wanted.kept)
     logger.info(
         "%s is rolled back to %s; its earlier content is in %s", location.url, request.to, kept
@@ -351,16 +351,23 @@ def _check_not_draining(location: Storage) -> None:
         raise still_draining(location.url)
 
 
-def _check_still_ours(
-    location: Storage, store: CompletedCheckpointStore, query_id: str, found_id: str | None
-) -> None:
-    """Check that no other driver has claimed the query, and that its content is still there.
+@dataclass(frozen=True, slots=True)
+class _Lease:
+    """The right to roll a location back, until another driver claims the query.
 
     `found_id` is ``None`` if Spark's file with the id was lost or damaged before.
     """
-    store.check()
-    if readable_query_id(location) not in (query_id, found_id):
-        raise _another_has_begun(location)
+
+    location: Storage
+    store: CompletedCheckpointStore
+    query_id: str
+    found_id: str | None
+
+    def check(self) -> None:
+        """Check that no other driver has claimed the query, and that its content is still there."""
+        self.store.check()
+        if readable_query_id(self.location) not in (self.query_id, self.found_id):
+            raise _another_has_begun(self.location)
 
 
 def _another_has_begun(location: Storage) -> FencedError:
@@ -370,13 +377,11 @@ def _another_has_begun(location: Storage) -> FencedError:
     )
 
 
-def _clear_leftovers(
-    location: Storage, root: Storage | None, check_still_ours: Callable[[], None]
-) -> None:
+def _clear_leftovers(location: Storage, root: Storage | None, lease: Lease) -> None:
     """Remove what is left of a rollback that ended before its marker was written."""
     # Listed before the look: what a later rollback stages is not in the list.
     for name in [name for name in location.list() if name.startswith(_STAGED)]:
-        check_still_ours()
+        lease.check()
         _remove_staged(location, root, name)
 
 

@@ -12,7 +12,6 @@ the newest checkpoint, so it keeps them until a checkpoint refers to them.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
 from dataclasses import replace
 
 import msgspec
@@ -34,6 +33,7 @@ from pyspark_ckpt.restore.rescale import Seed, move_state
 from pyspark_ckpt.restore.seeding import SCRATCH, place_state, write_commit, write_state
 from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.spark.own_session import own_session
+from pyspark_ckpt.storage.fenced import Lease
 from pyspark_ckpt.storage.open import Storage
 
 _SWAPPED = ("commits", "offsets", "state")
@@ -97,11 +97,11 @@ def change_in_place(
     spark: SparkSession,
     location: Storage,
     plan: RestorePlan,
-    check_still_ours: Callable[[], None],
+    lease: Lease,
 ) -> Swap:
     """Give a stopped query's location the plan's operators; durable on return.
 
-    `spark` is not changed. `check_still_ours` raises if another driver has taken the query over.
+    `spark` is not changed. ``FencedError`` is raised if another driver has taken the query over.
     :func:`put_back` undoes the returned swap until the query has begun another epoch.
     """
     token = secrets.token_hex(6)
@@ -126,17 +126,17 @@ def change_in_place(
         incoming=_SWAPPED,
         restarts=True,
     )
-    swap(location, done, check_still_ours)
+    swap(location, done, lease)
     logger.info("%s continues epoch %s with %s", location.url, plan.epoch, done.to)
     return done
 
 
-def put_back(location: Storage, done: Swap, check_still_ours: Callable[[], None]) -> None:
+def put_back(location: Storage, done: Swap, lease: Lease) -> None:
     """Undo :func:`change_in_place`, because the query could not be started with it."""
     back = msgspec.structs.replace(
         done, to="as before", kept=f"{KEPT_BY_RESTART}{secrets.token_hex(6)}", staged=done.kept
     )
-    swap(location, back, check_still_ours)
+    swap(location, back, lease)
     logger.warning("%s is as it was before the restart", location.url)
 
 

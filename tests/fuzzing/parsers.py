@@ -60,6 +60,7 @@ from pyspark_ckpt.stores.open import read_store_note
 from pyspark_ckpt.stores.owner import check_owner
 from pyspark_ckpt.stores.place import recorded_place
 from pyspark_ckpt.stores.reader_pins import encode_pin, pin_name, pinned_files
+from tests.faults.leases import ALONE
 from tests.golden import archives
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "1"
@@ -197,7 +198,7 @@ class _Unfenced:
 class _DrainNote(LastEpochs):
     """Reads the note of a drain, and runs nothing."""
 
-    def _finish(self, draining: object, check_not_fenced: object) -> None:
+    def _finish(self, draining: object, lease: object) -> None:
         pass
 
     def _put_true_watermark(self, draining: object) -> None:
@@ -205,7 +206,7 @@ class _DrainNote(LastEpochs):
 
 
 def _draining_note(location: Storage) -> object:
-    return _DrainNote(SparkLog(location), None).finish_interrupted(lambda: None)
+    return _DrainNote(SparkLog(location), None).finish_interrupted(ALONE)
 
 
 def _kept_commit(location: Storage) -> object:

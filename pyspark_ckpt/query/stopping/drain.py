@@ -44,6 +44,7 @@ from pyspark_ckpt.operator.time import NEVER_LATE
 from pyspark_ckpt.restore.location.facts import Draining
 from pyspark_ckpt.spark.log import OffsetsEntry, SparkLog
 from pyspark_ckpt.storage.base import JSON_ERRORS, RESTORE, corrupt_file
+from pyspark_ckpt.storage.fenced import Lease
 
 logger = library_logger(__name__)
 
@@ -62,9 +63,6 @@ RunEpoch = Callable[[Drain | None], None]
 
 Its argument is for the tasks if the epoch drains the query, else ``None``.
 """
-
-CheckNotFenced = Callable[[], None]
-"""Raises a ``FencedError`` if another driver has been started, which finishes the drain."""
 
 
 class _Draining(msgspec.Struct, frozen=True):
@@ -131,22 +129,22 @@ class LastEpochs:
         is_due = is_begun and not self._has_run(draining)
         return Draining.DUE if is_due else Draining.AT_ITS_END
 
-    def finish_interrupted(self, check_not_fenced: CheckNotFenced) -> None:
+    def finish_interrupted(self, lease: Lease) -> None:
         """Finish a drain that was interrupted; on the driver, before anything else is done.
 
-        `check_not_fenced` is called before each step. FencedError means that another driver was
+        `lease` is looked at before each step. FencedError means that another driver was
         started, which finishes the drain. CheckpointAbortedError means that the drain cannot be
         finished, or that a driver began another epoch at its watermark.
         """
         draining = self._interrupted_drain()
         if draining is None:
             return
-        check_not_fenced()
+        lease.check()
         if self._is_void(draining):
             self._give_up(draining)
             return
         logger.warning("%s: finishing an interrupted drain", self._storage.url)
-        self._finish(draining, check_not_fenced)
+        self._finish(draining, lease)
 
     def finish_last_step(self) -> bool:
         """Finish a drain that was interrupted after its epoch; runs no epoch.
@@ -195,13 +193,13 @@ class LastEpochs:
             return False
         return True
 
-    def finish_begun(self, check_not_fenced: CheckNotFenced) -> None:
+    def finish_begun(self, lease: Lease) -> None:
         """Finish an interrupted epoch, because its output may have reached the sink already.
 
         An interrupted drain is finished as such: its epoch has another watermark than the query.
         Parameter and errors are those of :meth:`finish_interrupted`.
         """
-        self.finish_interrupted(check_not_fenced)
+        self.finish_interrupted(lease)
         begun = self._log.begun_epoch()
         if begun is not None and begun > self._committed_epoch():
             logger.info("%s: finishing the interrupted epoch %s", self._storage.url, begun)
@@ -216,11 +214,11 @@ class LastEpochs:
         self,
         handles_of: Callable[[int], Sequence[Handle]],
         operators: int,
-        check_not_fenced: CheckNotFenced,
+        lease: Lease,
     ) -> None:
         """Fire every event-time timer; on return the output has reached the sink.
 
-        `check_not_fenced` is called before each step. FencedError means that another driver was
+        `lease` is looked at before each step. FencedError means that another driver was
         started, which finishes the drain. CheckpointAbortedError means that timers set new timers
         again and again, that a timer is later than Spark's last watermark, or that epochs cannot be
         run here.
@@ -245,20 +243,20 @@ class LastEpochs:
                     f"{self._storage.url}: a timer at {min(timeouts)} ms is later than Spark's "
                     "last watermark, so it cannot fire: stop the query without drain"
                 )
-            check_not_fenced()
-            self._begin(epoch, min(max(timeouts) + 1, last_ms), check_not_fenced)
+            lease.check()
+            self._begin(epoch, min(max(timeouts) + 1, last_ms), lease)
         raise CheckpointAbortedError(
             f"{self._storage.url}: after {MAX_EPOCHS} epochs timers still set new timers: the "
             "query cannot be drained; stop it without drain"
         )
 
-    def _begin(self, epoch: int, drained_at_ms: int, check_not_fenced: CheckNotFenced) -> None:
+    def _begin(self, epoch: int, drained_at_ms: int, lease: Lease) -> None:
         watermark_ms = self._log.watermark_ms(epoch)
         token = secrets.token_hex(6)
         draining = _Draining(epoch + 1, drained_at_ms, watermark_ms, now_ms(), token)
         self._storage.write(DRAIN_MARKER, [msgspec.json.encode(draining)])
         try:
-            check_not_fenced()
+            lease.check()
         except BaseException:
             if self._has_decided(draining, _VOID):
                 self._give_up(draining)
@@ -269,13 +267,13 @@ class LastEpochs:
                 f"{self._storage.url}: another driver was started before the drain began. Run a "
                 "query once at a time: let that driver run it, or start it again"
             )
-        self._finish(draining, check_not_fenced)
+        self._finish(draining, lease)
 
-    def _finish(self, draining: _Draining, check_not_fenced: CheckNotFenced) -> None:
+    def _finish(self, draining: _Draining, lease: Lease) -> None:
         if not self._has_run(draining):
             self._put_offsets(draining, draining.drained_at_ms)
             self._run(draining)
-            check_not_fenced()
+            lease.check()
         self._put_true_watermark(draining)
 
     def _run(self, draining: _Draining) -> None:

@@ -143,13 +143,14 @@ class RunStops:
                 stops = True
             stop_between_epochs(run.spark, run.query, run.timeout_ms)
             run.join()
-            check = run.runner.check_not_fenced  # this run begins no epoch if another driver runs
             with self._turn():
-                check()
-                run.last_epochs.finish_begun(check)
+                run.runner.check_not_fenced()  # this run begins no epoch if another driver runs
+                run.last_epochs.finish_begun(run.runner.lease)
                 if drain:
                     handles_of = partial(all_handles, run.spark, run.files)
-                    run.last_epochs.drain(handles_of, len(run.files.operators.ours), check)
+                    run.last_epochs.drain(
+                        handles_of, len(run.files.operators.ours), run.runner.lease
+                    )
 
         with (
             log_fields(query=run.query_id),
@@ -209,7 +210,7 @@ class RunStops:
                 raise error
             with self._turn():
                 run.runner.check_not_fenced()
-                run.last_epochs.finish_begun(run.runner.check_not_fenced)
+                run.last_epochs.finish_begun(run.runner.lease)
             epoch = run.files.spark_log.committed_epoch()
             if epoch is None:
                 raise nothing_committed(run.query_id)

@@ -16,7 +16,6 @@ that starts takes it for void if the driver that wrote the marker has not taken 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
@@ -27,7 +26,7 @@ from pyspark_ckpt.formats.layout import ROLLBACK_MARKER, ROLLED_BACK_NAME, SHADO
 from pyspark_ckpt.formats.location_files import RolledBack, read_small_file, write_rolled_back
 from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.storage.claims import Claims
-from pyspark_ckpt.storage.fenced import FencedStorage
+from pyspark_ckpt.storage.fenced import FencedStorage, Lease
 from pyspark_ckpt.storage.open import Storage
 
 logger = library_logger(__name__)
@@ -62,18 +61,16 @@ def is_note(name: str) -> bool:
     return name == _ALL_MOVED_OUT or name.startswith(_CLAIM)
 
 
-def swap(
-    location: Storage, wanted: Swap, check_still_ours: Callable[[], None] = lambda: None
-) -> None:
+def swap(location: Storage, wanted: Swap, lease: Lease) -> None:
     """Swap the content of a location; durable on return.
 
-    `check_still_ours` raises if another driver has taken the location over; a driver that takes it
-    over later finds the marker. FencedError means that another driver has found the marker: nothing
+    `lease` is looked at after the marker is written: a driver that takes the location over later
+    finds the marker. FencedError means that another driver has found the marker: nothing
     was moved, or that driver does the rest.
     """
     location.write(ROLLBACK_MARKER, [msgspec.json.encode(wanted)])
     try:
-        check_still_ours()
+        lease.check()
     except BaseException:
         _withdraw_unless_claimed(location, wanted)
         raise
@@ -137,15 +134,14 @@ live_shadows: set[str] = set()
 """The names of the directories of this process's shadows."""
 
 
-def remove_leftovers_of_restarts(location: Storage, check_not_fenced: Callable[[], None]) -> None:
+def remove_leftovers_of_restarts(location: FencedStorage) -> None:
     """Remove what restarts in place and shadows of earlier drivers left.
 
-    `check_not_fenced` is called before each directory, and raises FencedError if another driver has
-    taken the query over. What that driver works on stays.
+    ``FencedError`` is raised if another driver has taken the query over. What that driver works on
+    stays.
     """
     # Listed before the look: what a driver makes that takes over after it is not in the list.
     for name in [name for name in location.list() if _is_left(name)]:
-        check_not_fenced()
         location.delete_directory(name)
 
 

@@ -9,7 +9,9 @@ import pytest
 import pyspark_ckpt as ckpt
 from pyspark_ckpt.api.shadowing import Change, check_parent, deleted_on_failure
 from pyspark_ckpt.restore.location.swap import live_shadows, remove_leftovers_of_restarts
+from pyspark_ckpt.storage.fenced import FencedStorage
 from pyspark_ckpt.storage.open import LocalStorage
+from tests.faults.leases import ALONE
 
 
 def test_the_directory_of_a_shadow_that_could_not_begin(
@@ -33,7 +35,7 @@ def test_the_directory_of_a_shadow_that_could_not_begin(
         with pytest.raises(ckpt.PlanError, match="does not fit"), deleted_on_failure(made):
             fail()
     assert f"{made.url} cannot be deleted" in caplog.text
-    remove_leftovers_of_restarts(location, lambda: None)
+    remove_leftovers_of_restarts(FencedStorage(location, ALONE))
     assert location.list() == []
 
 

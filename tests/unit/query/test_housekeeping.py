@@ -15,6 +15,7 @@ from pyspark_ckpt.query.coordinator import Housekeeping, remove_leftovers
 from pyspark_ckpt.query.requests import Actions, RequestHandler, WorkUnderWay
 from pyspark_ckpt.restore.location.swap import Swap, finish_restart, swap
 from pyspark_ckpt.settings import Settings
+from pyspark_ckpt.storage.fenced import FencedStorage
 from pyspark_ckpt.storage.memory import MemoryStorage
 from pyspark_ckpt.storage.open import LocalStorage, Storage
 from pyspark_ckpt.stores.directory import CompletedCheckpoints
@@ -115,11 +116,11 @@ def test_a_paused_driver_removes_nothing_of_a_restart_of_the_next_driver(
                 other.write(f"{RESTART.staged}/{name}", [b"new"])
             other.paused = Paused(steps, killed)
             with suppress(KilledError):
-                swap(other, RESTART, following.check)
+                swap(other, RESTART, following)
             other.paused = Paused()
 
         location.paused = checkpoints.paused = paused = Paused(at, restart)
-        remove_leftovers(lambda: None, fence.check, location)
+        remove_leftovers(lambda: None, FencedStorage(location, fence))
         has_removed[not any(map(other.exists, LEFT))] += 1
         if paused.left > 0:
             break

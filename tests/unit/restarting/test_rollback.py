@@ -32,6 +32,7 @@ from pyspark_ckpt.storage.open import LocalStorage, Storage
 from pyspark_ckpt.stores.directory import CompletedCheckpoints
 from pyspark_ckpt.stores.open import find_store
 from tests.faults.epochs import OWN_OPERATORS, Epochs, SparkFiles, files_of
+from tests.faults.leases import LeaseOf
 from tests.unit.checkpoint.runner_query import Paused
 from tests.unit.restarting.test_rollback_decision import is_possible
 
@@ -220,13 +221,13 @@ def test_a_rollback_that_is_overtaken_clears_nothing_of_the_later_one(
         raise FencedError(msg)
 
     with pytest.raises(FencedError):
-        module._clear_leftovers(location, None, overtaken)
+        module._clear_leftovers(location, None, LeaseOf(overtaken))
     assert location.exists("_rolling_back-1/offsets/0")
 
     def about_to_be_overtaken() -> None:
         location.write("_rolling_back-2/offsets/0", [b"x"])
 
-    module._clear_leftovers(location, None, about_to_be_overtaken)
+    module._clear_leftovers(location, None, LeaseOf(about_to_be_overtaken))
     assert files_of(location) == {"_rolling_back-2/offsets/0"}
 
 

@@ -20,6 +20,7 @@ from pyspark_ckpt.query.stopping.drain import MAX_EPOCHS, LastEpochs
 from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.storage.base import FileReference
 from pyspark_ckpt.storage.open import LocalStorage
+from tests.faults.leases import ALONE, LeaseOf
 
 WATERMARK_MS = 5_000
 
@@ -111,7 +112,7 @@ def query(storage: LocalStorage, handle: Handle) -> Query:
 
 
 def test_all_timers_fire_in_one_epoch_at_the_true_watermark(query: Query) -> None:
-    query.last_epochs().drain(query.handles, 1, alone)
+    query.last_epochs().drain(query.handles, 1, ALONE)
     assert query.fired == [7_000, 9_000]
     assert query.epochs == [(5, 7_000, WATERMARK_MS)]
     query.check_settled(5)
@@ -119,14 +120,14 @@ def test_all_timers_fire_in_one_epoch_at_the_true_watermark(query: Query) -> Non
 
 def test_timers_set_by_timers_take_another_epoch(query: Query) -> None:
     query.chain = [20_000, 30_000]
-    query.last_epochs().drain(query.handles, 1, alone)
+    query.last_epochs().drain(query.handles, 1, ALONE)
     assert query.fired == [7_000, 9_000, 20_000, 30_000]
     query.check_settled(7)
 
 
 def test_a_query_without_timers_runs_no_epoch(query: Query) -> None:
     query.timers = []
-    query.last_epochs().drain(query.handles, 1, alone)
+    query.last_epochs().drain(query.handles, 1, ALONE)
     assert query.epochs == []
     assert query.log.committed_epoch() == 4
 
@@ -134,7 +135,7 @@ def test_a_query_without_timers_runs_no_epoch(query: Query) -> None:
 def test_timers_for_ever_are_an_error(query: Query) -> None:
     query.chain = list(range(10_000, 10_000 + 2 * MAX_EPOCHS))
     with pytest.raises(CheckpointAbortedError, match="still set new timers"):
-        query.last_epochs().drain(query.handles, 1, alone)
+        query.last_epochs().drain(query.handles, 1, ALONE)
     query.check_settled(4 + MAX_EPOCHS)
 
 
@@ -142,7 +143,7 @@ def test_timers_for_ever_are_an_error(query: Query) -> None:
 def test_a_timer_beyond_sparks_reach_is_an_error(query: Query, operators: int, timer: int) -> None:
     query.timers = [timer]
     with pytest.raises(CheckpointAbortedError, match="later than"):
-        query.last_epochs().drain(query.handles, operators, alone)
+        query.last_epochs().drain(query.handles, operators, ALONE)
     assert query.epochs == []
 
 
@@ -152,7 +153,7 @@ STEPS = 13
 
 def test_a_drain_has_so_many_steps(query: Query) -> None:
     query.storage.steps_left = STEPS
-    query.last_epochs().drain(query.handles, 1, alone)
+    query.last_epochs().drain(query.handles, 1, ALONE)
     assert query.storage.steps_left == 0
 
 
@@ -163,7 +164,7 @@ def test_a_start_finds_spark_s_files_wherever_the_drain_was_interrupted(
     """It reads the last committed epoch before it may run one, and runs none twice."""
     query.storage.steps_left = step
     with pytest.raises(PowerCutError):
-        query.last_epochs().drain(query.handles, 1, alone)
+        query.last_epochs().drain(query.handles, 1, ALONE)
     ran = len(query.epochs)
     query.storage.steps_left = None
     is_over = step == STEPS - 1  # only the marker is left
@@ -171,8 +172,8 @@ def test_a_start_finds_spark_s_files_wherever_the_drain_was_interrupted(
     committed = query.log.committed_epoch()
     assert committed is not None
     assert query.log.is_committed(committed)
-    query.last_epochs().finish_interrupted(alone)
-    query.last_epochs().drain(query.handles, 1, alone)
+    query.last_epochs().finish_interrupted(ALONE)
+    query.last_epochs().drain(query.handles, 1, ALONE)
     assert query.fired == [7_000, 9_000]
     assert len(query.epochs) == 1
     query.check_settled(5)
@@ -189,27 +190,27 @@ def test_an_epoch_that_runs_again_has_the_same_processing_time(
         raise PowerCutError
 
     with pytest.raises(PowerCutError):
-        LastEpochs(query.log, die).drain(query.handles, 1, alone)
+        LastEpochs(query.log, die).drain(query.handles, 1, ALONE)
     monkeypatch.setattr(drain, "now_ms", lambda: times[0] + 1)
     with pytest.raises(PowerCutError):
-        LastEpochs(query.log, die).finish_interrupted(alone)
+        LastEpochs(query.log, die).finish_interrupted(ALONE)
     assert times == [times[0]] * 2
 
 
 def test_the_commit_that_a_slow_driver_left_is_not_of_this_drain(query: Query) -> None:
     """It was fenced, and another driver has finished its drain."""
-    query.last_epochs().drain(query.handles, 1, alone)
+    query.last_epochs().drain(query.handles, 1, ALONE)
     left = {"epoch": 5, "commit": "v2\n{}"}
     query.storage.write(DRAINED_COMMIT, [json.dumps(left).encode()])
     query.timers = [30_000]
-    query.last_epochs().drain(query.handles, 1, alone)
+    query.last_epochs().drain(query.handles, 1, ALONE)
     query.check_settled(6)
 
 
 def test_a_kept_commit_that_was_changed(query: Query) -> None:
     query.storage.steps_left = 6
     with pytest.raises(PowerCutError):
-        query.last_epochs().drain(query.handles, 1, alone)
+        query.last_epochs().drain(query.handles, 1, ALONE)
     query.storage.steps_left = None
     (query.storage.root / DRAINED_COMMIT).write_text("{")
     with pytest.raises(CorruptFileError, match=r"_drained: it holds no commit of Spark"):
@@ -222,14 +223,14 @@ def test_the_next_start_finishes_an_interrupted_drain(query: Query, step: int) -
     storage = query.storage
     storage.steps_left = step
     with pytest.raises(PowerCutError):
-        query.last_epochs().drain(query.handles, 1, alone)
+        query.last_epochs().drain(query.handles, 1, ALONE)
     storage.steps_left = 1
     with suppress(PowerCutError):
-        query.last_epochs().finish_interrupted(alone)
+        query.last_epochs().finish_interrupted(ALONE)
     storage.steps_left = None
-    query.last_epochs().finish_interrupted(alone)
+    query.last_epochs().finish_interrupted(ALONE)
     assert not storage.exists(DRAIN_MARKER)
-    query.last_epochs().drain(query.handles, 1, alone)
+    query.last_epochs().drain(query.handles, 1, ALONE)
     assert query.fired == [7_000, 9_000]
     query.check_settled(5)
 
@@ -240,11 +241,11 @@ def test_another_stop_finishes_an_interrupted_drain(query: Query, step: int) -> 
     storage = query.storage
     storage.steps_left = step
     with pytest.raises(PowerCutError):
-        query.last_epochs().drain(query.handles, 1, alone)
+        query.last_epochs().drain(query.handles, 1, ALONE)
     storage.steps_left = None
-    query.last_epochs().finish_begun(alone)
+    query.last_epochs().finish_begun(ALONE)
     assert not storage.exists(DRAIN_MARKER)
-    query.last_epochs().drain(query.handles, 1, alone)
+    query.last_epochs().drain(query.handles, 1, ALONE)
     assert query.fired == [7_000, 9_000]
     assert {from_ms for _, _, from_ms in query.epochs} == {WATERMARK_MS}
     query.check_settled(5)
@@ -252,9 +253,9 @@ def test_another_stop_finishes_an_interrupted_drain(query: Query, step: int) -> 
 
 def test_where_no_epoch_can_run_nothing_is_begun(query: Query) -> None:
     last = LastEpochs(query.log, None)
-    last.finish_begun(alone)
+    last.finish_begun(ALONE)
     with pytest.raises(CheckpointAbortedError, match="attached"):
-        last.drain(query.handles, 1, alone)
+        last.drain(query.handles, 1, ALONE)
     assert not query.storage.exists(DRAIN_MARKER)
     assert query.log.begun_epoch() == 4
 
@@ -262,9 +263,9 @@ def test_where_no_epoch_can_run_nothing_is_begun(query: Query) -> None:
 def test_an_epoch_that_was_cut_is_finished(query: Query) -> None:
     (query.storage.root / "commits" / "4").rename(query.storage.root / "commits" / "3")
     (query.storage.root / "offsets" / "3").write_text("v1\n{}\n-")
-    query.last_epochs().finish_begun(alone)
+    query.last_epochs().finish_begun(ALONE)
     assert [epoch for epoch, _, _ in query.epochs] == [4]
-    query.last_epochs().finish_begun(alone)
+    query.last_epochs().finish_begun(ALONE)
     assert query.log.committed_epoch() == 4
     assert len(query.epochs) == 1
 
@@ -275,9 +276,9 @@ def test_an_epoch_that_does_not_commit_is_an_error(query: Query) -> None:
 
     last = LastEpochs(query.log, nothing)
     with pytest.raises(CheckpointAbortedError, match="start the query again to finish"):
-        last.drain(query.handles, 1, alone)
+        last.drain(query.handles, 1, ALONE)
     assert query.storage.exists(DRAIN_MARKER)
-    query.last_epochs().finish_interrupted(alone)
+    query.last_epochs().finish_interrupted(ALONE)
     query.check_settled(5)
 
 
@@ -291,14 +292,14 @@ CHECKS = 3
 def test_a_driver_that_is_fenced_leaves_the_drain_to_the_next(query: Query, number: int) -> None:
     checks = [alone] * number + [fenced] * (CHECKS - number)
     with pytest.raises(FencedError):
-        query.last_epochs().drain(query.handles, 1, lambda: checks.pop(0)())
+        query.last_epochs().drain(query.handles, 1, LeaseOf(lambda: checks.pop(0)()))
     assert len(checks) == CHECKS - number - 1  # it does nothing more
     assert query.storage.exists(DRAIN_MARKER) == (number == 2)  # else nothing was begun
     assert len(query.epochs) == max(number - 1, 0)
     assert query.log.watermark_ms(4 + len(query.epochs)) == (7_000 if number == 2 else WATERMARK_MS)
     query.last_epochs().finish_last_step()
-    query.last_epochs().finish_interrupted(alone)
-    query.last_epochs().drain(query.handles, 1, alone)
+    query.last_epochs().finish_interrupted(ALONE)
+    query.last_epochs().drain(query.handles, 1, ALONE)
     assert query.fired == [7_000, 9_000]
     assert len(query.epochs) == 1
     query.check_settled(5)
@@ -313,7 +314,7 @@ def begin_drain(query: Query, steps: int = 2) -> None:
     """Begin a drain, as a driver does that is killed, or slow, after its marker and decision."""
     query.storage.steps_left = steps
     with pytest.raises(PowerCutError):
-        query.last_epochs().drain(query.handles, 1, alone)
+        query.last_epochs().drain(query.handles, 1, ALONE)
     query.storage.steps_left = None
 
 
@@ -328,7 +329,7 @@ def test_a_start_that_is_fenced_leaves_an_interrupted_drain(query: Query, steps:
     begin_drain(query, steps)
     before = contents(query)
     with pytest.raises(FencedError):
-        query.last_epochs().finish_interrupted(fenced)
+        query.last_epochs().finish_interrupted(LeaseOf(fenced))
     assert query.epochs == []
     assert contents(query) == before
 
@@ -349,7 +350,7 @@ def test_the_epoch_that_drains_is_committed_by_the_driver_before(query: Query) -
         fenced()
 
     begin_drain(query)
-    LastEpochs(query.log, run_epoch).finish_interrupted(alone)
+    LastEpochs(query.log, run_epoch).finish_interrupted(ALONE)
     assert query.log.offsets_entry(6).metadata["batchWatermarkMs"] == WATERMARK_MS
     assert query.log.offsets_entry(6).source_offsets == ('{"logOffset":4}',)
     assert query.log.offsets_entry(5).metadata["batchWatermarkMs"] == WATERMARK_MS
@@ -360,7 +361,7 @@ def test_the_epoch_that_drains_is_committed_by_the_driver_before(query: Query) -
 def test_an_epoch_that_fails_before_its_commit_is_not_taken_for_drained(query: Query) -> None:
     begin_drain(query)
     with pytest.raises(FencedError):
-        LastEpochs(query.log, lambda _: fenced()).finish_interrupted(alone)
+        LastEpochs(query.log, lambda _: fenced()).finish_interrupted(ALONE)
     assert query.storage.exists(DRAIN_MARKER)
 
 
@@ -374,7 +375,7 @@ def test_an_epoch_at_the_watermark_of_a_drain_is_told(query: Query) -> None:
 
     begin_drain(query)
     with pytest.raises(CheckpointAbortedError, match="before 6"):
-        LastEpochs(query.log, run_epoch).finish_interrupted(alone)
+        LastEpochs(query.log, run_epoch).finish_interrupted(ALONE)
     with pytest.raises(CheckpointAbortedError, match="before 6"):
         query.last_epochs().finish_last_step()
     assert query.storage.exists(DRAIN_MARKER)
@@ -390,7 +391,7 @@ def test_a_drain_that_was_not_begun_is_void(
     for epoch in range(5, 5 + epochs):
         query.put(epoch, WATERMARK_MS, WATERMARK_MS + 1_000)
     before = {path.name: path.read_text() for path in query.storage.root.rglob("*/[0-9]")}
-    finishes(query.last_epochs(), *([alone] if finishes is LastEpochs.finish_interrupted else []))
+    finishes(query.last_epochs(), *([ALONE] if finishes is LastEpochs.finish_interrupted else []))
     assert not list(query.storage.root.glob(f"{DRAIN_MARKER}*"))
     assert query.epochs == []
     assert {p.name: p.read_text() for p in query.storage.root.rglob("*/[0-9]")} == before
@@ -413,9 +414,9 @@ def test_a_slow_driver_does_not_begin_a_drain_that_was_made_void(
                 query.storage.write(f"{DRAIN_MARKER}-{marker['token']}", [b"void\n"])
 
     with pytest.raises(FencedError, match="before the drain began"):
-        query.last_epochs().drain(query.handles, 1, paused)
+        query.last_epochs().drain(query.handles, 1, LeaseOf(paused))
     assert query.epochs == []
     assert query.log.begun_epoch() == 4
-    query.last_epochs().finish_interrupted(alone)
+    query.last_epochs().finish_interrupted(ALONE)
     assert not query.storage.exists(DRAIN_MARKER)
     assert query.epochs == []

@@ -13,6 +13,7 @@ from pyspark_ckpt.errors import CheckpointAbortedError, FailedCheckpointsError
 from pyspark_ckpt.query.stopping import stops as module
 from pyspark_ckpt.query.stopping.stops import RunStops
 from pyspark_ckpt.restarting.turn import turn_of
+from tests.faults.leases import ALONE
 
 RUNNING = SimpleNamespace(
     sparkContext=SimpleNamespace(
@@ -95,7 +96,9 @@ def test_a_restart_finishes_the_last_epoch_while_it_has_the_turn_of_the_location
         check_session=lambda: None,
         query_id="q", query=SimpleNamespace(isActive=True, exception=lambda: None), spark=RUNNING,
         timeout_ms=1000, files=SimpleNamespace(spark_log=log), join=lambda: None,
-        runner=SimpleNamespace(hold=hold, check_not_fenced=look, covers=lambda _: True),
+        runner=SimpleNamespace(
+            hold=hold, check_not_fenced=look, lease=ALONE, covers=lambda _: True
+        ),
         watched=SimpleNamespace(failure=None), last_epochs=SimpleNamespace(finish_begun=look),
     )  # fmt: skip
     assert RunStops(run).to_restart() == "the last epoch"

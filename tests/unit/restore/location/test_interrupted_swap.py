@@ -18,7 +18,9 @@ from pyspark_ckpt.restore.location.swap import (
     remove_leftovers_of_restarts,
     swap,
 )
+from pyspark_ckpt.storage.fenced import FencedStorage
 from pyspark_ckpt.storage.open import LocalStorage, Storage
+from tests.faults.leases import ALONE
 
 OLD = {"offsets/0": "old", "state/0/1": "old", "metadata": "old", "only-old": "old"}
 NEW = {"offsets/0": "new", "metadata": "new", "only-new/x": "new"}
@@ -93,7 +95,7 @@ DONE_WITH_VOID = {**DONE, "_rolled_back.json": '[{"query_id":"q","after":3}]'}
 
 
 def test_all_goes_out_and_in(location: Path) -> None:
-    swap(LocalStorage(location), WANTED)
+    swap(LocalStorage(location), WANTED, ALONE)
     assert content(location) == DONE
     assert begun_swap(LocalStorage(location)) is None
 
@@ -104,7 +106,7 @@ def test_cut_off_at_every_step(location: Path, operations: int, does_last: bool)
     """Before the marker, nothing changes; after it, the swap is finished once or twice."""
     before = content(location)
     with pytest.raises(CutOffError):
-        swap(CutOffStorage(location, operations, does_last=does_last), WANTED)
+        swap(CutOffStorage(location, operations, does_last=does_last), WANTED, ALONE)
     begun = begun_swap(LocalStorage(location))
     if begun is None:
         assert content(location) in (before, DONE)
@@ -128,7 +130,7 @@ def test_what_is_void_is_known_wherever_it_is_cut_off(
     (location / "_staged" / "_rolled_back.json").write_text("[]")
     wanted = msgspec.structs.replace(WITH_VOID, incoming=("_rolled_back.json", *WANTED.incoming))
     with suppress(CutOffError):
-        swap(CutOffStorage(location, operations, does_last=does_last), wanted)
+        swap(CutOffStorage(location, operations, does_last=does_last), wanted, ALONE)
     begun = begun_swap(LocalStorage(location))
     if begun is not None:
         finish_swap(LocalStorage(location), begun)
@@ -138,7 +140,7 @@ def test_what_is_void_is_known_wherever_it_is_cut_off(
 
 
 def test_there_are_no_more_steps_than_were_cut_off(location: Path) -> None:
-    swap(CutOffStorage(location, STEPS + 1, does_last=True), WANTED)
+    swap(CutOffStorage(location, STEPS + 1, does_last=True), WANTED, ALONE)
     assert content(location) == DONE
 
 
@@ -153,7 +155,7 @@ def test_a_start_finishes_a_restart_that_was_cut_off(
     """The location is the old one or the new one, and never half of both."""
     before = content(location)
     with pytest.raises(CutOffError):
-        swap(CutOffStorage(location, operations, does_last=does_last), RESTARTS)
+        swap(CutOffStorage(location, operations, does_last=does_last), RESTARTS, ALONE)
     finish_restart(LocalStorage(location))
     assert begun_swap(LocalStorage(location)) is None
     is_old = operations < CLAIMED or (operations == CLAIMED and not does_last)
@@ -163,7 +165,7 @@ def test_a_start_finishes_a_restart_that_was_cut_off(
 def test_a_start_does_not_finish_a_rollback(location: Path) -> None:
     before = content(location)
     with pytest.raises(CutOffError):
-        swap(CutOffStorage(location, 2, does_last=True), WANTED)
+        swap(CutOffStorage(location, 2, does_last=True), WANTED, ALONE)
     finish_restart(LocalStorage(location))
     assert begun_swap(LocalStorage(location)) is not None
     assert content(location).keys() - {"_rollback"} == before.keys()
@@ -174,7 +176,7 @@ def test_leftovers_of_restarts_are_removed(location: Path) -> None:
     for name in ("_before_restart-1", "_restarting-2"):
         (location / name / "state").mkdir(parents=True)
         (location / name / "state" / "0").touch()
-    remove_leftovers_of_restarts(LocalStorage(location), lambda: None)
+    remove_leftovers_of_restarts(FencedStorage(LocalStorage(location), ALONE))
     assert content(location) == before
 
 
@@ -229,7 +231,7 @@ def test_without_renames_it_is_cut_off_at_every_request(tmp_path: Path, does_las
             fill(directory)
             before = content(directory)
             with suppress(CutOffError):
-                swap(CutOffObjects(directory, first, does_last=does_last), WITH_VOID)
+                swap(CutOffObjects(directory, first, does_last=does_last), WITH_VOID, ALONE)
             begun = begun_swap(LocalStorage(directory))
             if begun is None:
                 assert content(directory) in (before, DONE_BY_OBJECTS)

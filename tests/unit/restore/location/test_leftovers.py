@@ -13,8 +13,10 @@ from pyspark_ckpt.restore.location.seedings import begin_seeding, is_half_seeded
 from pyspark_ckpt.restore.location.swap import live_shadows, remove_leftovers_of_restarts
 from pyspark_ckpt.restore.seeding import write_query_id
 from pyspark_ckpt.spark.log import SparkLog
+from pyspark_ckpt.storage.fenced import FencedStorage
 from pyspark_ckpt.storage.open import LocalStorage
 from pyspark_ckpt.stores.owner import check_owner, claim_directory
+from tests.faults.leases import ALONE
 
 
 def test_shadows_of_killed_drivers_are_removed(tmp_path: Path) -> None:
@@ -24,7 +26,7 @@ def test_shadows_of_killed_drivers_are_removed(tmp_path: Path) -> None:
         location.write(f"{name}/file", [b"x"])
     live_shadows.add("_shadow-live")
     try:
-        remove_leftovers_of_restarts(location, lambda: None)
+        remove_leftovers_of_restarts(FencedStorage(location, ALONE))
     finally:
         live_shadows.discard("_shadow-live")
     assert sorted(location.list()) == ["_before_rollback-1", "_shadow-live", "state"]

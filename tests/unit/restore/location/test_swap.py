@@ -23,9 +23,11 @@ from pyspark_ckpt.restore.location.swap import (
     remove_leftovers_of_restarts,
     swap,
 )
+from pyspark_ckpt.storage.fenced import FencedStorage
 from pyspark_ckpt.storage.memory import MemoryStorage
 from pyspark_ckpt.storage.open import LocalStorage, Storage
 from tests.faults.epochs import OPERATORS
+from tests.faults.leases import ALONE, LeaseOf
 from tests.unit.restore.location.paused import Paused, pausing
 
 OLD = {"commits/9": b"old", "offsets/8": b"old", "offsets/9": b"old", "state/0/9.delta": b"old"}
@@ -88,7 +90,7 @@ def test_a_start_that_finds_a_restart_under_way_takes_it_over(kind: str, tmp_pat
         first, other, paused = paused_and_other(kind, tmp_path / str(at), at)
         paused.meanwhile = lambda other=other: finish_restart(other)  # type: ignore[misc]
         try:
-            swap(first, RESTART)
+            swap(first, RESTART, ALONE)
         except FencedError:
             taken_over += 1
             is_void = at == 2
@@ -108,7 +110,7 @@ def test_a_slow_start_stops_once_another_one_has_taken_over(kind: str, tmp_path:
 
         def finish(other: Storage = other) -> None:
             finish_restart(other)
-            remove_leftovers_of_restarts(other, lambda: None)  # also the claims
+            remove_leftovers_of_restarts(FencedStorage(other, ALONE))  # also the claims
 
         paused.meanwhile = finish
         with suppress(FencedError):
@@ -136,7 +138,7 @@ def test_a_restart_does_nothing_to_a_driver_that_has_started_meanwhile(
 
         paused.meanwhile = start
         with pytest.raises(FencedError):
-            swap(first, RESTART, check)
+            swap(first, RESTART, LeaseOf(check))
         assert content(other) == OLD
         assert begun_swap(other) is None
 
@@ -150,7 +152,7 @@ def test_new_content_that_somebody_has_deleted_is_not_taken_for_moved(
         first, other, paused = paused_and_other(kind, tmp_path / str(at), at)
         paused.meanwhile = lambda other=other: other.delete_directory("_restarting-1")  # type: ignore[misc]
         try:
-            swap(first, RESTART)
+            swap(first, RESTART, ALONE)
         except (CorruptFileError, OSError):  # the second within the move of a directory
             assert other.exists("_rollback")
             assert other.files_below("_before_restart-1")
@@ -170,12 +172,12 @@ def test_a_failed_step_leaves_an_swap_that_can_be_finished_and_undone(
 
         paused.meanwhile = fails
         try:
-            swap(first, RESTART)
+            swap(first, RESTART, ALONE)
         except OSError:
             finished = finish_restart(other)
             assert finished is not None
             assert content(other) == NEW
-            put_back(other, finished, lambda: None)
+            put_back(other, finished, ALONE)
             assert content(other) == OLD
             assert begun_swap(other) is None
 
@@ -234,12 +236,12 @@ def test_a_slow_rollback_leaves_the_void_epochs_of_a_later_one(kind: str, tmp_pa
         ) -> None:
             begun = begun_swap(other)
             if begun is not None and finish_swap(other, begun):
-                swap(other, later)
+                swap(other, later, ALONE)
                 did_later.append(1)
 
         paused.meanwhile = roll_back
         try:
-            swap(first, wanted)
+            swap(first, wanted, ALONE)
         except FencedError:
             taken_over += 1
             assert did_later
@@ -264,7 +266,7 @@ def test_a_start_sees_that_its_location_was_swapped_meanwhile(kind: str, tmp_pat
         start.check_unchanged()
     location.delete([ROLLBACK_MARKER])
     start.check_unchanged()
-    swap(location, RESTART)
+    swap(location, RESTART, ALONE)
     with pytest.raises(FencedError, match="while this one was starting"):
         start.check_unchanged()
     found(location).check_unchanged()
