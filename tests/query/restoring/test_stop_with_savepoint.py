@@ -219,19 +219,19 @@ def test_a_drain_that_begins_while_another_driver_starts(
     job.feed.add([(k, 10, at(0)) for k in KEYS])
     query = job.start()
     query.processAllAvailable()
-    real, drained = QueryStart._fill_location, []
+    real, drained = QueryStart._fill, []
 
-    def drains(self: QueryStart) -> None:
+    def drains(self: QueryStart, *arguments: Any) -> None:
         with monkeypatch.context() as patched:
             patched.setattr(QueryStart, "_start_spark", cut)
             with pytest.raises(InterruptedError):
                 query.stopWithSavepoint(drain=True)
         job.feed.add([(k, 20, at(5)) for k in KEYS])
         drained.append(query)
-        real(self)
+        real(self, *arguments)
 
     monkeypatch.setattr(QueryStart, "alone", lambda _: nullcontext())  # as in two processes
-    monkeypatch.setattr(QueryStart, "_fill_location", drains)
+    monkeypatch.setattr(QueryStart, "_fill", drains)
     job.run()
     assert drained
     fired = [(k, "timer", 10) for k in KEYS]
