@@ -364,7 +364,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a rollback of a query that runs elsewhere",
-        "pyspark_ckpt/restarting/rollback.py",
+        "pyspark_ckpt/restarting/stopped.py",
         '        if new - {"ended"}:',
         "        if False:",
         "tests/unit/restarting/test_silence.py",

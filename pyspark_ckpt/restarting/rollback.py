@@ -3,26 +3,19 @@
 The checkpoint's state is staged in a directory inside the location. Then the content of the
 location is swapped with the staged content. If that is interrupted, the next call finishes it,
 and no query starts there before.
-
-A driver writes a note every half minute. Its clock and that of this host may be apart. So no time
-in a record counts, only what is new in the directory while this process waits.
 """
 
 from __future__ import annotations
 
 import secrets
-import time
-from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import dataclass
 
 from pyspark.sql import SparkSession
 
-from pyspark_ckpt.clock import monotonic_ms
 from pyspark_ckpt.errors import CkptError, FencedError, RestoreError
 from pyspark_ckpt.formats.layout import (
     CHECKPOINTS_DIRECTORY,
-    DRAIN_MARKER,
     KEPT_BY_ROLLBACK,
     SEEDINGS,
     SHADOW,
@@ -36,7 +29,6 @@ from pyspark_ckpt.formats.location_files import (
     write_place,
 )
 from pyspark_ckpt.formats.origin import write_origin
-from pyspark_ckpt.history.run_log import SILENCE_MS, OpenRuns, RecordedRuns, run_record_kind
 from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.operator.quarantine.quarantined_keys import KEYS_STATE
 from pyspark_ckpt.operator.quarantine.releases import BEFORE_ALL, ReleaseFiles
@@ -47,8 +39,8 @@ from pyspark_ckpt.restarting.rollback_decision import (
     decide_rollback,
     inspect_for_rollback,
     is_kept,
-    still_draining,
 )
+from pyspark_ckpt.restarting.stopped import check_not_draining, wait_until_silent
 from pyspark_ckpt.restarting.turn import end_former_runs, turn_of
 from pyspark_ckpt.restore.location.seedings import has_savepoints
 from pyspark_ckpt.restore.location.swap import (
@@ -76,7 +68,6 @@ from pyspark_ckpt.stores.place import CheckpointsPlace, recorded_place
 
 logger = library_logger(__name__)
 _STAGED = "_rolling_back-"
-POLL_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,9 +187,10 @@ def _rolled_back(location: Storage, request: RollbackRequest, spark: SparkSessio
         if isinstance(decision, GoBack):
             return _gone_back(location, decision, request, spark)
         if decision.waits:
-            assert facts.place is not None  # else the rollback was refused
-            assert facts.query_id is not None
-            _wait_until_silent(location, facts.place.checkpoints(facts.query_id))
+            stopped = facts.stopped
+            assert stopped.place is not None  # else the rollback was refused
+            assert stopped.query_id is not None
+            wait_until_silent(location, stopped.place.checkpoints(stopped.query_id))
         begun = decision.begun
         if not finish_swap(location, begun):
             continue
@@ -213,14 +205,14 @@ def _gone_back(
     place, query_id = decision.place, decision.query_id
     checkpoints = place.checkpoints(query_id)
     if not request.force:
-        _wait_until_silent(location, checkpoints)
+        wait_until_silent(location, checkpoints)
     with closing(find_store(checkpoints)) as store:
         # A start, or another rollback, that comes later claims it too, and this one ends.
         store.claim()
         if begun_swap(location) is not None:
             raise _another_has_begun(location)
         if not request.force:  # a drain that begins after this finds its driver fenced
-            _check_not_draining(location)
+            check_not_draining(location)
         lease = _Lease(location, store, query_id, decision.found_id)
         _clear_leftovers(location, place.root, lease)
         try:
@@ -234,12 +226,6 @@ def _gone_back(
         "%s is rolled back to %s; its earlier content is in %s", location.url, request.to, kept
     )
     return Rollback(location.url, request.to, kept)
-
-
-def _wait_until_silent(location: Storage, checkpoints: Storage) -> None:
-    """Return once no other application runs or drains the query, as far as that shows."""
-    check_silent(location, checkpoints)
-    _check_not_draining(location)
 
 
 def _prepare(
@@ -346,11 +332,6 @@ def _id_of(kept: Storage, root: Storage | None) -> str:
     return query_id
 
 
-def _check_not_draining(location: Storage) -> None:
-    if location.exists(DRAIN_MARKER):
-        raise still_draining(location.url)
-
-
 @dataclass(frozen=True, slots=True)
 class _Lease:
     """The right to roll a location back, until another driver claims the query.
@@ -430,66 +411,3 @@ def _is_content(location: Storage, name: str) -> bool:
     if name.startswith((KEPT_BY_ROLLBACK, _STAGED, SHADOW)) or name == SEEDINGS:
         return False
     return not has_savepoints(location, name)
-
-
-def check_silent(
-    location: Storage,
-    checkpoints: Storage,
-    *,
-    clock: Callable[[], int] = monotonic_ms,
-    sleep: Callable[[float], object] = time.sleep,
-) -> None:
-    """Return once no other application runs a query, as far as its records say.
-
-    A run without an end may go on. It is silent if it writes nothing for two minutes, for which the
-    call waits. A Spark Connect server continues a query whose client has ended, without any sign of
-    life.
-    """
-    runs = _recorded_runs(location, checkpoints)
-    began_ms = clock()
-    open_runs = _open_runs(location, runs)
-    if open_runs.may_run:
-        logger.warning(
-            "%s: %s, and nothing says that it was stopped: waiting for two minutes whether it "
-            "gives a sign of life",
-            location.url,
-            open_runs,
-        )
-    while open_runs.may_run and clock() - began_ms <= SILENCE_MS:
-        sleep(POLL_S)
-        found = _recorded_runs(location, checkpoints)
-        new = {run_record_kind(name) for name in set(found.names) - set(runs.names)}
-        if new - {"ended"}:
-            raise RestoreError(
-                f"{location.url}: its query runs, because it has given a sign of life while this "
-                f"call waited ({open_runs}). Stop it first"
-            )
-        if new:
-            open_runs = _open_runs(location, found)
-        runs = found
-
-
-def _recorded_runs(location: Storage, checkpoints: Storage) -> RecordedRuns:
-    runs = RecordedRuns(checkpoints)
-    if runs.problem is not None:
-        raise RestoreError(
-            f"{location.url}: nobody knows whether its query runs, because the records of its runs "
-            f"cannot be listed ({runs.problem}). Try again, or give force=True (--force) if you "
-            "know that it is stopped"
-        )
-    return runs
-
-
-def _open_runs(location: Storage, runs: RecordedRuns) -> OpenRuns:
-    """Return the runs that may go on; refuse one that no sign of life would show."""
-    records, notes = runs.starts_and_ends(), runs.notes(1)
-    found = OpenRuns.of(records, notes[-1] if notes else None, has_unread=runs.has_unread(records))
-    for run in found.started:
-        if run.outlives_client:
-            raise RestoreError(
-                f"query {run.query_id} may run at {location.url}: {run.started_by} started it over "
-                "Spark Connect, whose server continues a query when its client ends, and nothing "
-                "says that it was stopped. Attach to it in its session, and stop it. If you know "
-                "that its server no longer runs it, give force=True (--force)"
-            )
-    return found

@@ -21,8 +21,7 @@ from pyspark_ckpt.history.run_log import (
     encode_run_record,
 )
 from pyspark_ckpt.restarting import rollback as rolling_back
-from pyspark_ckpt.restarting import rollback as silence
-from pyspark_ckpt.restarting import rollback_decision
+from pyspark_ckpt.restarting import stopped
 from pyspark_ckpt.storage.open import LocalStorage
 from pyspark_ckpt.stores.open import find_store
 from tests.query.harness import (
@@ -128,8 +127,8 @@ def test_a_rollback_that_fails_leaves_nothing_behind(
 
 def waits_until(monkeypatch: pytest.MonkeyPatch, gives_sign: Callable[[], object]) -> None:
     """Let a rollback, which waits for a sign of life, find one as soon as it has waited."""
-    check = partial(silence.check_silent, sleep=lambda _: gives_sign())
-    monkeypatch.setattr(rolling_back, "check_silent", check)
+    check = partial(stopped.check_silent, sleep=lambda _: gives_sign())
+    monkeypatch.setattr(stopped, "check_silent", check)
 
 
 @pytest.mark.further
@@ -163,7 +162,7 @@ def test_a_query_that_a_connect_server_may_run_is_refused_however_silent_it_is(
     runs = job.checkpoint_path / RUNS
     for record in runs.glob("*-ended-*.json"):
         record.unlink()
-    monkeypatch.setattr(silence, "SILENCE_MS", 0)
+    monkeypatch.setattr(stopped, "SILENCE_MS", 0)
     newest = max(runs.glob("*-started-*.json"))
     started = decode_run_record(newest.read_bytes())
     assert isinstance(started, RunStarted)
@@ -195,7 +194,7 @@ def test_an_undo_finds_the_checkpoints_of_the_query(
     with again.running() as query:
         query.processAllAvailable()
         # The call comes from another application.
-        monkeypatch.setattr(rollback_decision, "is_active", lambda *_: False)
+        monkeypatch.setattr(stopped, "is_active", lambda *_: False)
         elsewhere = str(job.base / "elsewhere")
         for force in (True, False):
             with refused(ckpt.RestoreError, "checkpointsDirectory", unchanged=job.location_path):

@@ -15,7 +15,7 @@ from pyspark_ckpt.checkpoint.runner import CheckpointRunner
 from pyspark_ckpt.errors import CheckpointAbortedError, FencedError, RestoreError
 from pyspark_ckpt.formats.layout import CHECKPOINTS_DIRECTORY, DRAIN_MARKER, ROLLBACK_MARKER
 from pyspark_ckpt.restarting import rollback as module
-from pyspark_ckpt.restarting import rollback_decision
+from pyspark_ckpt.restarting import rollback_decision, stopped
 from pyspark_ckpt.restarting.rollback import rollback
 from pyspark_ckpt.restarting.rollback_decision import (
     RollbackDecision,
@@ -50,7 +50,7 @@ def _without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "session_in_use", lambda *_: None)
     monkeypatch.setattr(rollback_decision, "_missing_input", lambda *_: None)
     monkeypatch.setattr(module, "qualified_path", lambda _, path: path)
-    monkeypatch.setattr(rollback_decision, "is_active", lambda *_: False)
+    monkeypatch.setattr(stopped, "is_active", lambda *_: False)
     monkeypatch.setattr(module, "own_session", lambda *_: None)
     monkeypatch.setattr(module, "decide_rollback", decided)
 
@@ -183,9 +183,9 @@ def test_an_untouched_rollback_is_not_finished_under_a_query_that_runs(
         raise RestoreError(msg)
 
     if sign == "active":
-        monkeypatch.setattr(rollback_decision, "is_active", lambda *_: True)
+        monkeypatch.setattr(stopped, "is_active", lambda *_: True)
     else:
-        monkeypatch.setattr(module, "check_silent", runs)
+        monkeypatch.setattr(stopped, "check_silent", runs)
     before = files_of(location)
     with pytest.raises(RestoreError, match="stop it first"):
         rollback(str(location.root), "chk-1")
@@ -247,8 +247,8 @@ def test_a_rollback_has_the_turn_of_its_location_from_the_first_look_to_the_last
 
         return look
 
-    for name in ("begun_swap", "swap"):
+    for name in ("inspect_for_rollback", "swap"):
         monkeypatch.setattr(module, name, looked_at(name))
     rollback(str(location.root), "chk-1")
-    assert looks == {("begun_swap", True), ("swap", True)}
+    assert looks == {("inspect_for_rollback", True), ("swap", True)}
     assert not turn_of(location.url).locked()

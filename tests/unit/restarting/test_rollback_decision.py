@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -17,9 +17,9 @@ from pyspark_ckpt.restarting.rollback_decision import (
     RefuseRollback,
     RollbackFacts,
     RollbackRequest,
-    Runs,
     decide_rollback,
 )
+from pyspark_ckpt.restarting.stopped import Runs, StoppedFacts
 from pyspark_ckpt.restore.location.swap import Swap
 from pyspark_ckpt.storage.open import LocalStorage
 from pyspark_ckpt.stores.place import CheckpointsPlace
@@ -36,12 +36,10 @@ WAY_OUT = re.compile(
     r"nothing to roll back"
 )
 
-FIRST = ("begun", "is_untouched")
-OF_QUERY = ("query_id", "is_half_seeded")
+OF_QUERY = ("runs", "found_id")
 OF_PLACE = ("place", "misplaced", "is_of_query", "is_draining")
-OF_TARGET = ("is_return", "has_run", "unusable")
-LAST = ("disowned", "missing_input")
-CHOICES = {
+OF_TARGET = ("is_return", "has_run", "unusable", "disowned", "missing_input")
+STOPPED = {
     "begun": (None, BEGUN),
     "is_untouched": (False, True),
     "query_id": (None, QUERY),
@@ -51,6 +49,8 @@ CHOICES = {
     "misplaced": (None, MISPLACED),
     "is_of_query": (True, False),
     "is_draining": (False, True),
+}
+TARGET = {
     "is_return": (False, True),
     "has_run": (True, False),
     "unusable": (None, UNUSABLE),
@@ -59,44 +59,59 @@ CHOICES = {
 }
 
 
-def not_read(facts: RollbackFacts, *names: str) -> bool:
-    return all(getattr(facts, name) == getattr(RollbackFacts(""), name) for name in names)
+def not_read(facts: StoppedFacts, *names: str) -> bool:
+    return all(getattr(facts, name) == getattr(StoppedFacts(""), name) for name in names)
+
+
+def can_be_stopped(facts: StoppedFacts) -> bool:
+    """Return whether facts of a location can be found together."""
+    has_query = facts.query_id is not None and not facts.is_half_seeded
+    is_moving = facts.begun is not None and not facts.is_untouched
+    rules = [
+        facts.begun is not None or not facts.is_untouched,
+        not is_moving or not_read(facts, "query_id", "is_half_seeded", *OF_QUERY, *OF_PLACE),
+        has_query or not_read(facts, *OF_QUERY, *OF_PLACE),
+        not has_query or (facts.place is None) == (facts.misplaced is not None),
+        facts.misplaced is None or not_read(facts, *OF_PLACE[2:]),
+    ]
+    return all(rules)
 
 
 def is_possible(facts: RollbackFacts) -> bool:
-    """Return whether the facts can be found together."""
-    others = [each.name for each in fields(facts) if each.name not in {"location", *FIRST}]
-    has_query = facts.query_id is not None and not facts.is_half_seeded
+    """Return whether the facts of a rollback can be found together."""
+    stopped = facts.stopped
+    is_looked_at = stopped.place is not None and stopped.begun is None
     rules = [
-        facts.begun is not None or not facts.is_untouched,
-        facts.begun is None or facts.is_untouched or not_read(facts, *others),
-        has_query or not_read(facts, "runs", *OF_PLACE, *OF_TARGET, *LAST),
-        not has_query or (facts.place is None) == (facts.misplaced is not None),
-        facts.misplaced is None or not_read(facts, *OF_PLACE[2:], *OF_TARGET, *LAST),
-        facts.begun is None or not_read(facts, *OF_TARGET, *LAST),
+        can_be_stopped(stopped),
+        is_looked_at or facts == RollbackFacts(stopped),
         not facts.is_return or (facts.has_run and facts.unusable is None),
-        facts.unusable is None or not_read(facts, *LAST),
+        facts.unusable is None or (facts.disowned is None and facts.missing_input is None),
         facts.disowned is None or facts.missing_input is None,
     ]
     return all(rules)
 
 
 def table() -> Iterator[RollbackFacts]:
-    for values in product(*CHOICES.values()):
-        facts = replace(RollbackFacts(AT), **dict(zip(CHOICES, values, strict=True)))
-        if is_possible(facts):
-            yield facts
+    for values in product(*STOPPED.values()):
+        stopped = replace(StoppedFacts(AT), **dict(zip(STOPPED, values, strict=True)))
+        if not can_be_stopped(stopped):
+            continue
+        for more in product(*TARGET.values()):
+            facts = replace(RollbackFacts(stopped), **dict(zip(TARGET, more, strict=True)))
+            if is_possible(facts):
+                yield facts
 
 
 def speaks_against(facts: RollbackFacts, *, force: bool) -> bool:
-    if facts.begun is not None and not facts.is_untouched:
+    stopped = facts.stopped
+    if stopped.begun is not None and not stopped.is_untouched:
         return False
-    is_doubtful = not facts.is_of_query or facts.is_draining
+    is_doubtful = not stopped.is_of_query or stopped.is_draining
     return (
-        facts.query_id is None
-        or facts.is_half_seeded
-        or facts.runs is not Runs.NOWHERE
-        or facts.misplaced is not None
+        stopped.query_id is None
+        or stopped.is_half_seeded
+        or stopped.runs is not Runs.NOWHERE
+        or stopped.misplaced is not None
         or not facts.has_run
         or any((facts.unusable, facts.disowned, facts.missing_input))
         or (is_doubtful and not force)
@@ -117,9 +132,9 @@ def test_every_combination_of_facts_has_a_decision(force: bool) -> None:
             assert isinstance(decision.error, CkptError)
             texts.add(str(decision.error))
             continue
-        assert isinstance(decision, FinishSwap) == (facts.begun is not None), facts
+        assert isinstance(decision, FinishSwap) == (facts.stopped.begun is not None), facts
         if isinstance(decision, FinishSwap):
-            assert decision.waits == (facts.is_untouched and not force), facts
+            assert decision.waits == (facts.stopped.is_untouched and not force), facts
         else:
             assert decision == GoBack(QUERY, None, PLACE, None), facts
     assert count > 150

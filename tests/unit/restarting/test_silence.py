@@ -10,7 +10,7 @@ import pytest
 from pyspark_ckpt.clock import now_ms
 from pyspark_ckpt.errors import RestoreError
 from pyspark_ckpt.history.run_log import RUNS, SILENCE_MS, RunEnded, RunLog, RunNote, RunStarted
-from pyspark_ckpt.restarting.rollback import check_silent
+from pyspark_ckpt.restarting.stopped import check_silent
 from pyspark_ckpt.storage.open import LocalStorage
 
 HOUR_MS = 3_600_000
