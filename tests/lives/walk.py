@@ -531,13 +531,31 @@ class Walk:
             self._settle(place)
             return
         self._add_files(1)
-        if self._survivor({former: query, place.driver: place.query}) == former:
+        queries = {former: query, place.driver: place.query}
+        survivor = self._survivor(queries)
+        if survivor == former:
             # It had written the offsets of the next epoch first, and Spark's log decides.
             place.driver, place.query = former, query
-        self._settle(place)
+        try:
+            if survivor is not None:
+                self._settle(place)
+                return
+        except DriverError as exc:
+            self._note(f"   the survivor ends, too: {exc}")
+            self._check_has_failed(place.driver, place.query)
+        # The former driver was fenced after it had written the epoch into the sink's log, where the
+        # other one met it. The next start finds it there.
+        self.done["both ended: take over"] += 1
+        self._has_ended(place)
+        self._start_as_told(place)
 
-    def _survivor(self, queries: dict[int, str]) -> int:
-        """Return which driver runs on, of two that run one query."""
+    def _check_has_failed(self, driver: int, query: str) -> None:
+        ended = self._driver(driver).call("ended", name=query)
+        if ended["is_active"] or ended["raised"] is None:
+            raise FaultError(f"the driver that lost its query to another one says {ended}")
+
+    def _survivor(self, queries: dict[int, str]) -> int | None:
+        """Return which driver runs on, of two that run one query; ``None`` if both have failed."""
         deadline = time.monotonic() + TAKE_OVER_S
         while True:
             active = [
@@ -547,14 +565,14 @@ class Walk:
             ]
             if len(active) == 1:
                 break
-            if not active or time.monotonic() > deadline:
+            if not active:
+                break
+            if time.monotonic() > deadline:
                 raise FaultError(f"of two drivers of one query, {active} run on")
             time.sleep(0.1)
-        (loser,) = queries.keys() - set(active)
-        ended = self._driver(loser).call("ended", name=queries[loser])
-        if ended["is_active"] or ended["raised"] is None:
-            raise FaultError(f"the driver that lost its query to another one says {ended}")
-        return active[0]
+        for loser in queries.keys() - set(active):
+            self._check_has_failed(loser, queries[loser])
+        return active[0] if active else None
 
     def _copy(self) -> None:
         """Copy a location, and start the copy."""
