@@ -356,6 +356,27 @@ MUTATIONS = (
         "tests/query/checkpoints/test_missing_partitions.py",
     ),
     Mutation(
+        "a start at a location of which another one has the checkpoints",
+        "pyspark_ckpt/restore/location/decision.py",
+        "    error = _cut_short(facts) or facts.damage or facts.disowned",
+        "    error = _cut_short(facts) or facts.damage",
+        "tests/unit/restore/location/test_decision.py",
+    ),
+    Mutation(
+        "a start at a location that a restore has half filled",
+        "pyspark_ckpt/restore/location/decision.py",
+        "    if facts.is_half_seeded:",
+        "    if False:",
+        "tests/unit/restore/location/test_decision.py",
+    ),
+    Mutation(
+        "a start at a location whose content is swapped meanwhile",
+        "pyspark_ckpt/restore/location/start_location.py",
+        "        if self.storage.exists(ROLLBACK_MARKER) or self._is_swapped():",
+        "        if False:",
+        "tests/unit/restore/location/test_swap.py -k swapped_meanwhile",
+    ),
+    Mutation(
         "a rollback during another one",
         "pyspark_ckpt/restarting/rollback.py",
         "        swap(location, wanted, lease)",
