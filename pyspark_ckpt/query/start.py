@@ -66,6 +66,7 @@ from pyspark_ckpt.restore.location.decision import (
 from pyspark_ckpt.restore.location.facts import Draining, Wanted, inspect, with_states
 from pyspark_ckpt.restore.location.sink_path import Continued
 from pyspark_ckpt.restore.location.start_location import StartLocation
+from pyspark_ckpt.restore.location.swap import finish_restart
 from pyspark_ckpt.restore.location.way_back import readable_query_id
 from pyspark_ckpt.restore.plan import RestoreMigrations, RestorePlan, RestoreRequest, plan_of
 from pyspark_ckpt.restore.source import RestoreSource
@@ -231,7 +232,7 @@ class QueryStart:
         return self._with_coordinator(query, origin)
 
     def _check_request(self) -> None:
-        """Refuse what cannot start at any location, or not beside what this process runs."""
+        """Refuse settings that no location takes, and a query that this process runs already."""
         storage = self._location.storage
         known_id = readable_query_id(storage)
         check_name(self._spark, self._spark_query.name, known_id)
@@ -292,7 +293,7 @@ class QueryStart:
         """Do the rest of what was begun at the location."""
         location = self._location
         if half is Half.RESTART:
-            location.finish_restart()
+            finish_restart(location.storage)
             return
         # The driver that drains may still run, and leaves the drain to this one.
         location.claim()
@@ -313,6 +314,9 @@ class QueryStart:
         if isinstance(decision, Continue):
             if wanted.restore is not None:
                 location.note_not_restored(wanted.restore)
+            elif any(each.initial_state for each in location.operators.descriptors):
+                url = location.storage.url
+                logger.info("%s has committed epochs: no initial state is made", url)
         elif decision.plan is None:
             self._initial_handles = location.make_initial_states(self._runtime)
         else:

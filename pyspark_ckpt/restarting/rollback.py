@@ -186,11 +186,8 @@ def _rolled_back(location: Storage, request: RollbackRequest, spark: SparkSessio
             raise decision.error
         if isinstance(decision, GoBack):
             return _gone_back(location, decision, request, spark)
-        if decision.waits:
-            stopped = facts.stopped
-            assert stopped.place is not None  # else the rollback was refused
-            assert stopped.query_id is not None
-            wait_until_silent(location, stopped.place.checkpoints(stopped.query_id))
+        if decision.silent_at is not None:
+            wait_until_silent(location, decision.silent_at)
         begun = decision.begun
         if not finish_swap(location, begun):
             continue

@@ -61,11 +61,11 @@ class RollbackFacts:
 class FinishSwap:
     """A rollback or a restart in place is finished first, and the location looked at again.
 
-    With `waits`, the query must give no sign of life before.
+    The query must give no sign of life before, in the checkpoints directory `silent_at`.
     """
 
     begun: Swap
-    waits: bool = False
+    silent_at: Storage | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +135,9 @@ def decide_rollback(facts: RollbackFacts, request: RollbackRequest) -> RollbackD
         error = why_it_may_run(stopped)
     if error is not None:
         return RefuseRollback(error)
-    if begun is not None:  # it may be of long ago
-        return FinishSwap(begun, waits=not request.force)
     assert place is not None  # else its error has refused the rollback
+    if begun is not None:  # it may be of long ago
+        return FinishSwap(begun, None if request.force else place.checkpoints(query_id))
     return GoBack(query_id, stopped.found_id, place, facts.source)
 
 

@@ -396,7 +396,6 @@ def _directory(place: CheckpointsPlace, query_id: str) -> Directory:
 class NewestCheckpoint:
     """The newest checkpoint of a directory that can be read."""
 
-    name: str
     epoch: int
     url: str
     rollback_call: str
@@ -409,7 +408,7 @@ def newest_checkpoint(location: Storage, checkpoints: Storage) -> NewestCheckpoi
             with suppress(CkptError):
                 name, epoch = checkpoint_name(number), store.read(number).epoch
                 call = rollback_call(location, checkpoints, name)
-                return NewestCheckpoint(name, epoch, checkpoints.url_of(name), call)
+                return NewestCheckpoint(epoch, checkpoints.url_of(name), call)
     return None
 
 

@@ -16,6 +16,7 @@ from pyspark_ckpt.restore.location.decision import (
 )
 from pyspark_ckpt.restore.location.facts import Draining, Facts, Swapping, Wanted, inspect
 from pyspark_ckpt.restore.location.start_location import StartLocation
+from pyspark_ckpt.restore.location.swap import finish_restart
 from pyspark_ckpt.restore.plan import RestoreRequest
 
 NO_SPARK: Any = None
@@ -86,7 +87,7 @@ def decided(start: StartLocation, restore: RestoreRequest | None = None) -> Fres
         if not isinstance(decision, Finish):
             return decision
         assert decision.what is Half.RESTART
-        start.finish_restart()
+        finish_restart(start.storage)
 
 
 def filled(start: StartLocation, restore: RestoreRequest | None = None) -> str:

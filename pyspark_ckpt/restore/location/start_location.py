@@ -41,7 +41,6 @@ from pyspark_ckpt.restore.location.sink_path import (
     note_path,
     prepare_path,
 )
-from pyspark_ckpt.restore.location.swap import finish_restart
 from pyspark_ckpt.restore.plan import RestorePlan, RestoreRequest
 from pyspark_ckpt.restore.seeding import seed, write_query_id
 from pyspark_ckpt.settings import ClaimMode, HighAvailability, Settings
@@ -70,8 +69,9 @@ class StartLocation:
     `has_store_elsewhere` says whether a store outside of the directory knows which checkpoints are
     complete.
 
-    :func:`~pyspark_ckpt.restore.location.decision.decide` decides what a start does. The methods
-    do it; each looks whether another driver has changed the location since.
+    :func:`~pyspark_ckpt.restore.location.decision.decide` decides what a start does. The methods do
+    it. :meth:`claim` and :meth:`check_unchanged` look whether another driver has changed the
+    location since.
     """
 
     def __init__(
@@ -121,10 +121,6 @@ class StartLocation:
         """
         self._content, self._place_number = facts.content, facts.place_number
         self._records_place = records_place
-
-    def finish_restart(self) -> None:
-        """Finish a restart in place that was interrupted, or make it void."""
-        finish_restart(self.storage)
 
     def claim(self) -> None:
         """Make the location what a driver may rely on: its owner, its place, its seedings; durable.
@@ -325,32 +321,28 @@ class StartLocation:
         note_path(self.storage, replace(query, query_id=self._log.query_id()), None)
 
     def note_not_restored(self, request: RestoreRequest) -> None:
-        """Log that a path is ignored because the query continues; see :func:`note_not_restored`."""
+        """Log that a path is ignored; as a warning, unless the location was restored from it.
+
+        A claim is given up, durably, if this start names the same path with ``NO_CLAIM``. The
+        driver that claimed it may have died before the query had a checkpoint.
+        """
         query_id = self._log.query_id()
         assert query_id is not None  # a location without it does not continue
-        note_not_restored(self.storage, self.checkpoints(query_id), request)
-
-
-def note_not_restored(location: Storage, checkpoints: Storage, request: RestoreRequest) -> None:
-    """Log that a path is ignored; as a warning, unless the location was restored from it.
-
-    A claim is given up, durably, if this start names the same path with ``NO_CLAIM``. The driver
-    that claimed it may have died before the query had a checkpoint.
-    """
-    path, origin = request.path, read_origin(checkpoints)
-    if origin is not None and _is_or_replaces(origin, path):
-        logger.info("%s has committed epochs: not restored from %s", location.url, path)
-        _compare_claims(checkpoints, origin, request.claim_mode)
-        return
-    before = "was never restored" if origin is None else f"was restored from {origin.path}"
-    logger.warning(
-        "restoreFrom(%r) is ignored: %s has committed epochs, which the query continues (it "
-        "%s); to start from that path, give a fresh checkpointLocation or call "
-        "pyspark_ckpt.rollback",
-        path,
-        location.url,
-        before,
-    )
+        checkpoints = self.checkpoints(query_id)
+        url, path, origin = self.storage.url, request.path, read_origin(checkpoints)
+        if origin is not None and _is_or_replaces(origin, path):
+            logger.info("%s has committed epochs: not restored from %s", url, path)
+            _compare_claims(checkpoints, origin, request.claim_mode)
+            return
+        before = "was never restored" if origin is None else f"was restored from {origin.path}"
+        logger.warning(
+            "restoreFrom(%r) is ignored: %s has committed epochs, which the query continues (it "
+            "%s); to start from that path, give a fresh checkpointLocation or call "
+            "pyspark_ckpt.rollback",
+            path,
+            url,
+            before,
+        )
 
 
 def _compare_claims(checkpoints: Storage, origin: Origin, claim_mode: ClaimMode) -> None:

@@ -134,7 +134,8 @@ def test_every_combination_of_facts_has_a_decision(force: bool) -> None:
             continue
         assert isinstance(decision, FinishSwap) == (facts.stopped.begun is not None), facts
         if isinstance(decision, FinishSwap):
-            assert decision.waits == (facts.stopped.is_untouched and not force), facts
+            waits = facts.stopped.is_untouched and not force
+            assert (decision.silent_at is not None) == waits, facts
         else:
             assert decision == GoBack(QUERY, None, PLACE, None), facts
     assert count > 150
