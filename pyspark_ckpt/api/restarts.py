@@ -197,20 +197,20 @@ class Restarts:
         A query that stays stopped has failed, for everybody who waits for its end.
         """
         if query._coordinator.session_error() is not None:
-            coordinator.stops.give_up_restart()
+            coordinator.state.give_up_restart()
             return  # a run of the next session may have begun
         if query._query.isActive:
             return
-        if not coordinator.stops.may_start_again():
-            coordinator.stops.give_up_restart()
+        if not coordinator.state.may_start_again():
+            coordinator.state.give_up_restart()
             coordinator.refuse_requests()
             return
         if query._coordinator is not coordinator:  # the new run began, and was stopped
             _note_that_it_stays_stopped(query, error, error)
             return
         try:
-            if (coordinator.failure or query._query.exception()) is not None:
-                coordinator.stops.give_up_restart()
+            if coordinator.error_so_far() is not None:
+                coordinator.state.give_up_restart()
                 coordinator.refuse_requests()
                 return
             if isinstance(error, FencedError):  # a driver that starts may have no term yet
@@ -222,7 +222,7 @@ class Restarts:
                     _take_back(start.location.storage, change, coordinator)
             with building_with(parallelism):
                 start.run(query)
-            if not coordinator.stops.may_start_again():  # somebody has stopped the query
+            if not coordinator.state.may_start_again():  # somebody has stopped the query
                 query._query.stop()
                 return
         except BaseException as exc:
@@ -257,8 +257,8 @@ def _note_that_it_stays_stopped(
     """Tell everybody who waits for the query, or asks it, that its restart has left it stopped."""
     coordinator = query._coordinator
     if coordinator.failure is None:
-        coordinator.watched.note(restart_failed(query.id, error, last))
-    coordinator.stops.give_up_restart()
+        coordinator.state.note(restart_failed(query.id, error, last))
+    coordinator.state.give_up_restart()
     coordinator.refuse_requests()
 
 
@@ -338,16 +338,17 @@ def _first_commit_ms(query: CheckpointedQuery, start: QueryStart, epoch: int) ->
 
     Raises the query's error if its first epoch fails.
     """
-    log = query._coordinator.files.spark_log
+    coordinator, run = query._coordinator, query._query
+    log = coordinator.files.spark_log
     poll_s = _REMOTE_POLL_S if start.location.storage.is_remote else _POLL_S
-    run = query._query
     deadline = monotonic_ms() + start.timeout_ms
     waiting = 0
     while monotonic_ms() < deadline:
         if (log.committed_epoch() or 0) > epoch:
             break
         if not run.isActive:
-            if (log.committed_epoch() or 0) <= epoch and (error := query.exception()) is not None:
+            error = coordinator.error_so_far()
+            if (log.committed_epoch() or 0) <= epoch and error is not None:
                 raise error
             break
         is_waiting = str(run.status["message"]).startswith(_WAITING)

@@ -134,7 +134,7 @@ def _leave_all() -> None:
         # Only what this process knows: PySpark's client no longer asks a server.
         has_ended = each.coordinator.has_ended or not is_connect(each.spark)
         if not has_ended and why_ended(each.spark) is None:
-            each.coordinator.watched.leave()
+            each.coordinator.state.leave()
 
 
 def attach(spark: SparkSession, query: str) -> CheckpointedQuery:
@@ -199,7 +199,7 @@ def _check_is_one(query: str, ids: Iterable[str]) -> None:
 
 def _runs(query: CheckpointedQuery) -> bool:
     try:
-        return query.isActive
+        return query._query.isActive  # noqa: SLF001  # as its server says
     except PySparkException as exc:
         if connect.is_unknown_session(exc):  # the server was started again
             return False

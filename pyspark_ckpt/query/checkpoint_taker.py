@@ -11,7 +11,8 @@ from pyspark_ckpt.checkpoint.runner import CheckpointRunner
 from pyspark_ckpt.errors import CheckpointAbortedError, FencedError
 from pyspark_ckpt.history.records import CompletedCheckpoint
 from pyspark_ckpt.log_fields import fields_of, library_logger, log_fields
-from pyspark_ckpt.query.stopping.failure import WatchedQuery, why_to_stop
+from pyspark_ckpt.query.stopping.failure import why_to_stop
+from pyspark_ckpt.query.stopping.run_state import RunState
 
 logger = library_logger(__name__)
 
@@ -22,20 +23,20 @@ _FENCES_TAKEN_BACK = 3
 class CheckpointTaker:
     """Takes the checkpoints of one run of a query; any thread may take one.
 
-    If more than `tolerable` checkpoints in a row fail, `query` is stopped.
+    If more than `tolerable` checkpoints in a row fail, the run is stopped.
     """
 
     def __init__(
         self,
         runner: CheckpointRunner,
         race: EpochRace,
-        query: WatchedQuery,
+        state: RunState,
         committed_epoch: Callable[[], int | None],
         tolerable: int,
     ) -> None:
         self._runner = runner
         self._race = race
-        self._query = query
+        self._state = state
         self._committed_epoch = committed_epoch
         self._tolerable = tolerable
 
@@ -90,7 +91,7 @@ class CheckpointTaker:
         except KeyboardInterrupt:
             raise  # the user interrupted the wait, and the query still runs
         except BaseException as exc:
-            self._query.cannot_continue(exc)
+            self._state.cannot_continue(exc)
             raise
         return self._take(fences - 1, periodic=False, waits=waits)
 
@@ -112,4 +113,4 @@ class CheckpointTaker:
             is_exceeded=self._runner.tolerance_is_exceeded,
         )
         if failure is not None:
-            self._query.stop(failure)
+            self._state.stop(failure)

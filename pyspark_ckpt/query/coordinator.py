@@ -60,7 +60,6 @@ from pyspark_ckpt.query.requests import (
 from pyspark_ckpt.query.run_recorder import RecentProgress, RunRecorder, start_record
 from pyspark_ckpt.query.stopping.drain import LastEpochs
 from pyspark_ckpt.query.stopping.failure import (
-    WatchedQuery,
     checkpoints_stay,
     ended_without_epoch,
     last_checkpoint_failed,
@@ -69,6 +68,7 @@ from pyspark_ckpt.query.stopping.failure import (
     query_has_ended,
     session_ended,
 )
+from pyspark_ckpt.query.stopping.run_state import RunState
 from pyspark_ckpt.query.stopping.stops import Run, RunStops
 from pyspark_ckpt.restore.location.swap import remove_leftovers_of_restarts
 from pyspark_ckpt.savepoint.taker import SavepointTaker, nothing_committed
@@ -114,7 +114,6 @@ class CheckpointCoordinator:
         self._files = files
         self._settings = settings
         self._under_way = WorkUnderWay()
-        self._outcome: Exception | None = None
         self._race = EpochRace(streaming_query, files.spark_log)
         storage = RetryingStorage(files.storage)
         self._runner = runner_of(self._spark, files, storage, settings, store)
@@ -125,11 +124,11 @@ class CheckpointCoordinator:
             partial(progress_since, streaming_query),
             self._runner.metadata_of,
         )
-        self.watched = WatchedQuery(streaming_query, self._recorder.failed, self._end_of_session)
+        self.state = RunState(streaming_query, self._recorder.failed, self._end_of_session)
         self._taker = CheckpointTaker(
             self._runner,
             self._race,
-            self.watched,
+            self.state,
             files.spark_log.committed_epoch,
             settings.tolerable_failed_checkpoints,
         )
@@ -162,7 +161,7 @@ class CheckpointCoordinator:
                 query=streaming_query,
                 files=files,
                 timeout_ms=settings.timeout_ms,
-                watched=self.watched,
+                state=self.state,
                 runner=self._runner,
                 taker=self._taker,
                 savepoints=self._savepoints,
@@ -211,16 +210,15 @@ class CheckpointCoordinator:
     @property
     def failure(self) -> FailedCheckpointsError | None:
         """Why the coordinator stopped the query, or what failed at the query's end."""
-        return self.watched.failure
+        return self.state.failure
 
-    @property
-    def outcome(self) -> Exception | None:
-        """The error with which the run has ended, as far as it is known without Spark."""
-        return self.failure or self._outcome
+    def error_so_far(self) -> Exception | None:
+        """Return the error with which the run has failed, if it has, the library's or Spark's."""
+        return self.failure or library_error(self._query.exception(), self._files)
 
     def session_error(self) -> SessionEndedError | None:
         """Return the error of a run whose Spark session has ended under it."""
-        return self.watched.session_error()
+        return self.state.session_error()
 
     def why_session_ended(self) -> str | None:
         """Return why the run's session is gone, also after the run's own end; else ``None``."""
@@ -300,7 +298,7 @@ class CheckpointCoordinator:
     def join(self, timeout_seconds: float | None = None) -> None:
         """Wait for the last checkpoint and savepoint of a query that has ended.
 
-        Returns at once in a listener's call.
+        Returns at once in a call of the coordinator's own thread.
         """
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout_seconds)
@@ -402,10 +400,16 @@ class CheckpointCoordinator:
 
     def _run(self) -> None:
         """Checkpoint the query until it ends; any error here ends it."""
-        with log_fields(query=self._files.query_id):
-            self._checkpoint_until_the_end()
+        outcome: Exception | None = None
+        try:
+            with log_fields(query=self._files.query_id):
+                outcome = self._checkpoint_until_the_end()
+        finally:
+            if not self.state.is_left:  # else the query runs on
+                self.state.close(outcome)
 
-    def _checkpoint_until_the_end(self) -> None:
+    def _checkpoint_until_the_end(self) -> Exception | None:
+        """Return the error with which Spark's query ended."""
         has_failed = False
         try:
             while not ended_within(self._query, self._wait_seconds()):
@@ -418,17 +422,16 @@ class CheckpointCoordinator:
         except StreamingQueryException:
             has_failed = True  # the user gets it from the query itself
         except BaseException as exc:
-            self.watched.cannot_continue(exc)
-        if self.watched.is_left:
-            return  # without an end of the run, because the query runs on
+            self.state.cannot_continue(exc)
+        if self.state.is_left:
+            return None  # without an end of the run, because the query runs on
         if self._ended_with_session(has_failed=has_failed):
             # A run of the next session may have begun, and what is unfinished is its work: this
             # run takes and deletes no checkpoint.
             self._try("stopping Spark's query", self._stop_without_session)
-            self._close(continues=False)
-            return
-        self.watched.end()
-        self._end(has_failed=has_failed or self.failure is not None)
+            return self._close(continues=False)
+        self.state.end()
+        return self._end(has_failed=has_failed or self.failure is not None)
 
     def _ended_with_session(self, *, has_failed: bool) -> bool:
         """Return whether the run has ended because its session did.
@@ -436,7 +439,7 @@ class CheckpointCoordinator:
         A server stops the queries of a session that ends, as if somebody had asked for it.
         """
         by_itself = not has_failed and not is_connect(self._spark)
-        if self.failure is None and (by_itself or self.stops.is_unwanted):
+        if self.failure is None and (by_itself or not self.state.is_wanted):
             return False
         return self.session_error() is not None
 
@@ -450,27 +453,29 @@ class CheckpointCoordinator:
     def _wait_seconds(self) -> float:
         return min(max(self._runner.due_in_ms(), 1), POLL_MS) / 1000
 
-    def _end(self, *, has_failed: bool) -> None:
+    def _end(self, *, has_failed: bool) -> Exception | None:
         """Take the last checkpoint, or delete all checkpoints, as the settings say."""
         retention = self._settings.retention
-        is_kept = self.stops.is_for_restart or retention is Retention.RETAIN_ON_CANCELLATION
+        is_kept = self.state.is_for_restart or retention is Retention.RETAIN_ON_CANCELLATION
         retains = is_kept or (retention is Retention.DELETE_ON_CANCELLATION and has_failed)
         if retains and not has_failed:
             self._take_last()
-        self._close(continues=self.stops.is_for_restart)
+        outcome = self._close(continues=self.state.is_for_restart)
         if not retains:
             self._discard()
+        return outcome
 
-    def _close(self, *, continues: bool) -> None:
+    def _close(self, *, continues: bool) -> Exception | None:
         """Record why the run ended and close what it used; a run that follows gets the requests."""
         end_callback_thread(self.run_id)
         self._try("closing the live states", self.live.close)
-        self._record_end()
+        outcome = self._record_end()
         if self._reporters is not None:
             self._try("ending the reports of metrics", self._reporters.close)
         if not continues:
             self._try("refusing requests", self.refuse_requests)
         self._try("closing the checkpoints", self._runner.close)
+        return outcome
 
     def refuse_requests(self) -> None:
         """Refuse the open requests, because the query has ended, unless another driver runs it."""
@@ -482,18 +487,16 @@ class CheckpointCoordinator:
             logger.warning("%s: it is unknown whether another driver runs it: %s", self._name, exc)
         self.requests.close()
 
-    def _record_end(self) -> None:
-        """Record why the query ended, after the checkpoints that ended before."""
+    def _record_end(self) -> Exception | None:
+        """Record why the query ended, after the checkpoints that ended before, and return it."""
         self.listeners.wait_for_own(LISTENERS_PATIENCE_S)
-        error: Exception | None = self.failure
-        if error is None:
-            try:
-                error = library_error(self._query.exception(), self._files)
-            except Exception as exc:  # Spark ends now
-                error = exc
-        self._outcome = error
+        try:
+            error = self.error_so_far()
+        except Exception as exc:  # Spark ends now
+            error = exc
         asks_spark = not (is_connect(self._spark) and why_ended(self._spark))
         self._recorder.end(error, asks_spark=asks_spark)
+        return error
 
     def _take_last(self) -> None:
         try:
@@ -502,7 +505,7 @@ class CheckpointCoordinator:
             if getattr(exc, "reason", None) == AbortReason.FENCED:
                 logger.warning("%s: no last checkpoint: %s", self._name, exc)
             else:
-                self.stops.note_without_checkpoint(
+                self.state.note_without_checkpoint(
                     last_checkpoint_failed(self._files.query_id, exc)
                 )
 
@@ -522,7 +525,7 @@ class CheckpointCoordinator:
                 self._name,
             )
         elif error is not None:
-            self.watched.note(checkpoints_stay(self._files.query_id, error))
+            self.state.note(checkpoints_stay(self._files.query_id, error))
 
     def _try(self, what: str, step: Callable[[], None]) -> BaseException | None:
         """Do a step of the query's end, and return its error; the next steps follow in any case."""
@@ -534,8 +537,7 @@ class CheckpointCoordinator:
         return None
 
     def _ended_without_epoch(self) -> CheckpointAbortedError:
-        failure = self.failure or self._query.exception()
-        return ended_without_epoch(self._files.query_id, failure)
+        return ended_without_epoch(self._files.query_id, self.error_so_far())
 
     @property
     def _name(self) -> str:

@@ -32,7 +32,8 @@ from pyspark_ckpt.live.view import QueryView, watch
 from pyspark_ckpt.operator.capture.orders import CaptureFiles
 from pyspark_ckpt.operator.descriptor import CaptureOrder, decode_runtime, encode_runtime
 from pyspark_ckpt.query.coordinator import CheckpointCoordinator
-from pyspark_ckpt.query.stopping.failure import library_error, library_errors, not_without_session
+from pyspark_ckpt.query.stopping.failure import library_errors, not_without_session
+from pyspark_ckpt.query.stopping.run_state import Ended
 from pyspark_ckpt.restarting.record import InPlaceRestart
 from pyspark_ckpt.restarting.turn import Turn
 from pyspark_ckpt.settings import RUNTIME_KEY
@@ -206,7 +207,6 @@ class CheckpointedQuery(StreamingQuery):
         self._spark = spark
         self._restore = restore
         self._coordinator = coordinator
-        self._is_restarting = False
         self._turn = Turn(coordinator.files.query_id)
         self._restarter = restarter
         self._listeners: list[CheckpointListener] = []
@@ -488,11 +488,11 @@ class CheckpointedQuery(StreamingQuery):
 
     def _ended_before(self, error: Exception) -> bool:
         """Return true if the query had ended before its session did, else raise the error."""
-        coordinator = self._coordinator
-        if coordinator.why_session_ended() is None or not coordinator.has_ended:
+        ended = None if self._why_session_ended() is None else self._ended
+        if ended is None:
             raise error
-        if coordinator.outcome is not None:
-            raise coordinator.outcome
+        if ended.error is not None:
+            raise ended.error
         return True
 
     def processAllAvailable(self) -> None:
@@ -530,6 +530,7 @@ class CheckpointedQuery(StreamingQuery):
                 if self._coordinator.session_error() is not None:
                     break
                 if isinstance(exc, StreamingQueryException):
+                    self._coordinator.join()  # until the query has ended for all who ask
                     raise
                 self._ended_before(exc)
             if not self._has_another_run(query, None):
@@ -557,15 +558,8 @@ class CheckpointedQuery(StreamingQuery):
         >>> print(query.exception())
         None
         """
-        coordinator = self._coordinator
-        if coordinator.session_error() is not None or coordinator.failure is not None:
-            return coordinator.failure
-        try:
-            return library_error(self._query.exception(), coordinator.files)
-        except Exception:
-            if coordinator.why_session_ended() is None or not coordinator.has_ended:
-                raise
-            return coordinator.outcome
+        ended = self._ended
+        return None if ended is None else ended.error
 
     def stop(self) -> None:
         """Stop the query and wait for its last checkpoint.
@@ -589,7 +583,7 @@ class CheckpointedQuery(StreamingQuery):
         with self._turn.taken_unless_in_batch(), library_errors(self._coordinator.files):
             with self._changed:  # no restart in place starts this run again
                 query, coordinator = self._query, self._coordinator
-                coordinator.stops.keep_stopped()
+                coordinator.state.keep_stopped()
             if coordinator.why_session_ended() is None:
                 query.stop()
         # Without the turn: a listener that the coordinator waits for may ask for it.
@@ -727,7 +721,7 @@ class CheckpointedQuery(StreamingQuery):
                     f"query {self.id} was attached, so its program is not in this process: stop it "
                     "and start it again from its checkpointLocation"
                 )
-            self._is_restarting, self._restarts_in = True, threading.get_ident()
+            self._restarts_in = threading.get_ident()
             try:
                 return restarter.restart(self, program, parallelism, reason)
             except Exception:
@@ -735,7 +729,7 @@ class CheckpointedQuery(StreamingQuery):
                 raise
             finally:
                 with self._changed:
-                    self._is_restarting, self._restarts_in = False, None
+                    self._restarts_in = None
                     self._changed.notify_all()
 
     def _hand_on(self, coordinator: CheckpointCoordinator) -> None:
@@ -772,8 +766,8 @@ class CheckpointedQuery(StreamingQuery):
         """
 
         def is_known() -> bool:
-            is_here = self._restarts_in == threading.get_ident()  # a program that is built again
-            return self._coordinator.live is not ended or not self._is_restarting or is_here
+            me = threading.get_ident()  # which may build the next program
+            return self._coordinator.live is not ended or self._restarts_in in (None, me)
 
         with self._changed:
             self._changed.wait_for(is_known)
@@ -876,25 +870,33 @@ class CheckpointedQuery(StreamingQuery):
     def isActive(self) -> bool:
         """Whether the query runs; as ``StreamingQuery.isActive``.
 
-        Also while it is restarted in place, and until a stop with a savepoint has made it. A query
-        ends with its session: after ``spark.stop()`` it does not run.
+        Also until its last checkpoint is complete, while it is restarted in place, and until a stop
+        with a savepoint has made it. A query ends with its session: after ``spark.stop()`` it does
+        not run.
         """
-        if self._why_session_ended() is not None:
-            self._coordinator.session_error()
-            return False
-        run = self._query
-        if run.isActive or self._is_restarting or self._coordinator.stops.is_saving:
-            return True
-        return self._query is not run and self._query.isActive  # a restart has just ended
+        return self._ended is None
+
+    @property
+    def _ended(self) -> Ended | None:
+        """How the query has ended, ``None`` while it runs, is stopped, or is restarted."""
+        while True:
+            coordinator, is_restarted = self._coordinator, self._restarts_in is not None
+            ended = coordinator.state.ended
+            if is_restarted and coordinator.session_error() is None:
+                return None
+            if self._coordinator is coordinator:  # else a restart has just ended
+                return ended
 
     @property
     def status(self) -> dict[str, Any]:
         """What the query does now; as ``StreamingQuery.status``."""
-        error = self._coordinator.session_error()
-        if error is not None:  # Spark's own query says that it waits for input
-            message = f"Terminated with exception: {error}"
-            return {"message": message, "isDataAvailable": False, "isTriggerActive": False}
-        return self._query.status
+        ended = self._ended
+        if ended is None:
+            return self._query.status
+        # Spark's own query says that it waits for input if its session has ended.
+        error = ended.error
+        message = "Stopped" if error is None else f"Terminated with exception: {error}"
+        return {"message": message, "isDataAvailable": False, "isTriggerActive": False}
 
     @property
     def recentProgress(self) -> list[StreamingQueryProgress]:

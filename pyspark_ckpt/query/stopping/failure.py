@@ -1,15 +1,12 @@
-"""How a query ends with an error: its coordinator stops it, and what the user then reads."""
+"""The errors of a query that ends, or that is asked after its end, and Spark's failure as ours."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from pyspark.errors import PySparkException, StreamingQueryException
-from pyspark.sql.streaming.query import StreamingQuery
 
 from pyspark_ckpt.abort_reason import AbortReason
 from pyspark_ckpt.checkpoint.query_files import QueryFiles
@@ -19,15 +16,11 @@ from pyspark_ckpt.errors import (
     FailedCheckpointsError,
     SessionEndedError,
 )
-from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.restore.location.way_back import explained
-from pyspark_ckpt.sessions import connect
-from pyspark_ckpt.sessions.kind import is_connect
 from pyspark_ckpt.spark.damage import is_of_files
 from pyspark_ckpt.spark.jobs import error_text, task_error
 from pyspark_ckpt.spark.log import Sources
 
-logger = library_logger(__name__)
 _START_AGAIN = "correct the cause and start the query again at its checkpointLocation"
 _STOP_FIRST = "To stop it without an error, call the query's stop() before the session's stop()"
 _CLASSES: dict[tuple[type[CkptError], type[StreamingQueryException]], Any] = {}
@@ -190,117 +183,6 @@ def _failure(message: str, cause: BaseException) -> FailedCheckpointsError:
 
 def _text(error: BaseException) -> str:
     return str(error) if isinstance(error, CheckpointAbortedError) else error_text(error)
-
-
-def _process_ends() -> bool:
-    """Return whether the main thread has ended: no pool of the process begins work from then on.
-
-    PySpark's Connect client needs such a pool.
-    """
-    try:
-        with ThreadPoolExecutor(1) as pool:
-            pool.submit(int)
-    except RuntimeError as exc:
-        return "shutdown" in str(exc)  # not if the machine has no room for another thread
-    return False
-
-
-class WatchedQuery:
-    """A query, and the failure for which it was stopped.
-
-    `record` is called with each failure, and `session_error` returns ``None`` while the session is
-    there. `failure` is the first noted failure, for every caller that waits for the query.
-    `is_left` says that the process ends and leaves the query to its Spark Connect server.
-    """
-
-    def __init__(
-        self,
-        query: StreamingQuery,
-        record: Callable[[FailedCheckpointsError], None] = lambda _: None,
-        session_error: Callable[[], SessionEndedError | None] = lambda: None,
-    ) -> None:
-        self._query = query
-        self._record = record
-        self._find_session_error = session_error
-        self._session_error: SessionEndedError | None = None
-        self._has_ended = False
-        self._looking = threading.RLock()
-        self._query_id = query.id
-        self.failure: FailedCheckpointsError | None = None
-        self.is_left = False
-
-    def session_error(self) -> SessionEndedError | None:
-        """Return the error of a query whose session has ended under it; it is its failure then.
-
-        Whoever asks first notes it, so that all who ask get one answer.
-        """
-        with self._looking:
-            if self._session_error is None and not self._has_ended:
-                found = self._find_session_error()
-                if found is not None and is_connect(self._query) and _process_ends():
-                    self.leave()  # PySpark closes the client, and the server runs the query on
-                elif found is not None:
-                    self._session_error = found
-                    self._keep(found)
-            return self._session_error
-
-    def end(self) -> None:
-        """Note that the query has ended by itself or by a call: its session may end now."""
-        with self._looking:
-            self._has_ended = True
-
-    def note(self, failure: FailedCheckpointsError) -> None:
-        """Log a failure, and keep it if it is the first one.
-
-        If the session of the query has ended, that is the failure, and the others follow from it.
-        """
-        if self.session_error() is not None:
-            logger.debug("after the end of the session: %s", failure)
-            return
-        self._keep(failure)
-
-    def _keep(self, failure: FailedCheckpointsError) -> None:
-        logger.error("%s", failure)
-        self.failure = self.failure or failure
-        self._record(failure)
-
-    def stop(self, failure: FailedCheckpointsError) -> None:
-        """Stop the query if it is active; callers that wait for it get the failure.
-
-        A query of a Spark Connect server is left to it if the failure comes from the process's end.
-        """
-        if is_connect(self._query) and _process_ends():
-            self.leave()
-            return
-        if self.session_error() is not None:
-            return
-        try:
-            if self._query.isActive:
-                self.note(failure)  # before the callers that wait are woken up
-                self._query.stop()
-        except Exception as exc:  # Spark itself is gone
-            self.note(failure)
-            logger.warning("query %s could not be stopped: %s", self._query_id, exc)
-
-    def leave(self) -> None:
-        """Warn, once, that the process ends while its Spark Connect server continues the query."""
-        if self.is_left:
-            return
-        self.is_left = True
-        session: Any = self._query
-        if connect.server_ends_with_process(session._session):  # noqa: SLF001  # PySpark's
-            return  # as a classic driver ends with its queries
-        logger.warning(
-            "query %s: this program ends without stopping it. As long as its Spark Connect server "
-            "runs it, it has no more checkpoints: attach to it in another client, or start it "
-            "again at its checkpointLocation",
-            self._query_id,
-        )
-
-    def cannot_continue(self, error: BaseException) -> None:
-        """Stop the query because its coordinator has failed."""
-        logger.debug("traceback of the coordinator's failure", exc_info=error)
-        self.stop(cannot_continue(self._query_id, error))
 
 
 @contextmanager

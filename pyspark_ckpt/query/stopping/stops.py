@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -16,29 +15,26 @@ from pyspark_ckpt.checkpoint.handles import all_handles
 from pyspark_ckpt.checkpoint.query_files import QueryFiles
 from pyspark_ckpt.checkpoint.query_runner import last_metadata
 from pyspark_ckpt.checkpoint.runner import CheckpointRunner
-from pyspark_ckpt.errors import FailedCheckpointsError, NotBuiltYetError
+from pyspark_ckpt.errors import NotBuiltYetError
 from pyspark_ckpt.formats.metadata import CheckpointMetadata
 from pyspark_ckpt.formats.modes import SavepointFormat
 from pyspark_ckpt.history.records import Savepoint
-from pyspark_ckpt.log_fields import library_logger, log_fields
+from pyspark_ckpt.log_fields import log_fields
 from pyspark_ckpt.query.checkpoint_taker import CheckpointTaker
 from pyspark_ckpt.query.requests import WorkUnderWay
 from pyspark_ckpt.query.stopping.drain import LastEpochs
 from pyspark_ckpt.query.stopping.failure import (
-    WatchedQuery,
     ended_without_epoch,
     library_error,
     savepoint_under_way,
     session_stopped,
     stop_failed,
 )
-from pyspark_ckpt.restarting.stopping import RestartStop
+from pyspark_ckpt.query.stopping.run_state import RunState
 from pyspark_ckpt.restarting.turn import turn_of
 from pyspark_ckpt.savepoint.taker import SavepointTaker, nothing_committed
 from pyspark_ckpt.spark.query import stop_between_epochs
 from pyspark_ckpt.spark.session import why_ended
-
-logger = library_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +45,7 @@ class Run:
     query: StreamingQuery
     files: QueryFiles
     timeout_ms: int
-    watched: WatchedQuery
+    state: RunState
     runner: CheckpointRunner
     taker: CheckpointTaker
     savepoints: SavepointTaker
@@ -69,53 +65,6 @@ class RunStops:
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._restart = RestartStop(run.query_id, run.query)
-        self._saving = WorkUnderWay()
-        self._noting = threading.Lock()
-        self._without_checkpoint: FailedCheckpointsError | None = None
-
-    @property
-    def is_saving(self) -> bool:
-        """Whether the run is being stopped with a savepoint, which may not be made yet."""
-        return self._saving.is_under_way
-
-    @property
-    def is_for_restart(self) -> bool:
-        """Whether the run is being stopped, or was stopped, to start again in place."""
-        return self._restart.is_under_way
-
-    @property
-    def is_unwanted(self) -> bool:
-        """Whether somebody has stopped the run for good."""
-        return self._restart.is_unwanted
-
-    def may_start_again(self) -> bool:
-        """Whether the run ended, if it has, for the last restart in place and nothing else."""
-        return self._restart.has_begun and not self._restart.is_unwanted
-
-    def keep_stopped(self) -> None:
-        """Let no restart in place start the query again, because it is being stopped for good."""
-        with self._noting:
-            self._restart.is_unwanted = True
-            if self._without_checkpoint is not None:
-                self._run.watched.note(self._without_checkpoint)
-
-    def give_up_restart(self) -> None:
-        """Let the run be stopped with a savepoint, because its restart has left it stopped."""
-        self._restart.is_under_way = False
-
-    def note_without_checkpoint(self, error: FailedCheckpointsError) -> None:
-        """Note that the run ended without its last checkpoint.
-
-        A restart in place takes it once more. If that fails too, the query runs as before, so the
-        run has not failed.
-        """
-        with self._noting:
-            if self._restart.is_under_way and not self._restart.is_unwanted:
-                logger.warning("%s", error)
-                self._without_checkpoint = error
-            else:
-                self._run.watched.note(error)
 
     def with_savepoint(
         self, directory: str | None, savepoint_format: SavepointFormat, *, drain: bool
@@ -155,8 +104,7 @@ class RunStops:
         with (
             log_fields(query=run.query_id),
             run.under_way.under_way(),
-            self._saving.under_way(),
-            self._restart.left_out(),
+            run.state.saving(),
         ):
             try:
                 return run.savepoints.take_of_stopped(stop, directory, savepoint_format)
@@ -176,10 +124,10 @@ class RunStops:
         run = self._run
         if stops:
             is_interrupt = not isinstance(error, Exception)
-            if is_interrupt or not self._restart.may_run():
-                run.watched.note(stop_failed(run.query_id, error))
+            if is_interrupt or not run.state.may_run():
+                run.state.note(stop_failed(run.query_id, error))
         elif getattr(error, "reason", None) == AbortReason.NO_COMMITTED_EPOCH:
-            failure = run.watched.failure or run.query.exception()
+            failure = run.state.failure or run.query.exception()
             raise ended_without_epoch(run.query_id, failure) from error
 
     def to_restart(self) -> tuple[str, CheckpointMetadata]:
@@ -195,17 +143,17 @@ class RunStops:
         """
         run = self._run
         with log_fields(query=run.query_id):
-            self._restart.has_begun = False  # an earlier one may have failed, and the run gone on
+            run.state.begin_restart()
             run.check_session()
             if not run.runner.hold.wait(run.timeout_ms / 1000):
                 raise savepoint_under_way(run.query_id)
-            with self._restart.stopping():
+            with run.state.restarting():
                 run.runner.check_not_fenced()  # the other driver may be about to begin an epoch
                 stop_between_epochs(run.spark, run.query, run.timeout_ms)
             run.join()
             run.runner.hold.wait(run.timeout_ms / 1000)
-            self._restart.check_wanted()
-            error = run.watched.failure or library_error(run.query.exception(), run.files)
+            run.state.check_wanted()
+            error = run.state.failure or library_error(run.query.exception(), run.files)
             if error is not None:
                 raise error
             with self._turn():
@@ -215,8 +163,7 @@ class RunStops:
             if epoch is None:
                 raise nothing_committed(run.query_id)
             self._checkpoint(epoch)
-            with self._noting:
-                self._without_checkpoint = None
+            run.state.note_checkpoint()
             return last_metadata(run.runner, run.spark, run.files, epoch)
 
     def _checkpoint(self, epoch: int) -> None:

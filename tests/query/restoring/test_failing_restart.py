@@ -191,9 +191,9 @@ def test_a_restart_that_leaves_the_query_stopped_refuses_requests_and_lets_it_be
     def ends(_: QueryStart, coordinator: CheckpointCoordinator, *__: Any) -> None:
         posted.append(files.post(request()))
         if why == "somebody stops it":
-            coordinator.stops.keep_stopped()
+            coordinator.state.keep_stopped()
         else:
-            coordinator.watched.note(ckpt.FailedCheckpointsError("no luck"))
+            coordinator.state.note(ckpt.FailedCheckpointsError("no luck"))
         msg = "no swap"
         raise OSError(msg)
 

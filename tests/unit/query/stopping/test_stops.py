@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from pyspark_ckpt.errors import CheckpointAbortedError, FailedCheckpointsError
+from pyspark_ckpt.errors import CheckpointAbortedError
 from pyspark_ckpt.query.stopping import stops as module
+from pyspark_ckpt.query.stopping.run_state import RunState
 from pyspark_ckpt.query.stopping.stops import RunStops
 from pyspark_ckpt.restarting.turn import turn_of
 from tests.faults.leases import ALONE
@@ -34,7 +33,8 @@ def test_a_savepoint_that_holds_a_restart_up_while_somebody_stops_the_run() -> N
     runner = SimpleNamespace(
         hold=SimpleNamespace(wait=lambda _: next(holds)), check_not_fenced=out_of_reach
     )
-    query = SimpleNamespace(isActive=True)
+    query = SimpleNamespace(id="q", isActive=True)
+    state = RunState(cast("Any", query))
     run: Any = SimpleNamespace(
         check_session=lambda: None,
         query_id="q",
@@ -42,41 +42,16 @@ def test_a_savepoint_that_holds_a_restart_up_while_somebody_stops_the_run() -> N
         spark=RUNNING,
         timeout_ms=1000,
         runner=runner,
+        state=state,
     )
     stops = RunStops(run)
     with pytest.raises(OSError, match="connection reset"):
         stops.to_restart()
-    assert not stops.is_for_restart
+    assert not state.is_for_restart
     query.isActive = False
     with pytest.raises(CheckpointAbortedError, match="a savepoint takes longer"):
         stops.to_restart()
-    assert not stops.may_start_again()
-
-
-@pytest.mark.parametrize("stops_first", [False, True])
-def test_a_failed_last_checkpoint_is_told_if_somebody_stops_the_query_during_a_restart(
-    stops_first: bool,
-) -> None:
-    """The restart does not take it once more."""
-    noted: list[Exception] = []
-    query = SimpleNamespace(isActive=True)
-    run: Any = SimpleNamespace(
-        check_session=lambda: None,
-        query_id="q",
-        query=query,
-        watched=SimpleNamespace(note=noted.append),
-    )
-    stops = RunStops(run)
-    with stops._restart.stopping():
-        query.isActive = False
-    error = FailedCheckpointsError("no last checkpoint")
-    steps: list[Callable[[], None]] = [
-        partial(stops.note_without_checkpoint, error),
-        stops.keep_stopped,
-    ]
-    for step in reversed(steps) if stops_first else steps:
-        step()
-    assert noted == [error]
+    assert not state.may_start_again()
 
 
 def test_a_restart_finishes_the_last_epoch_while_it_has_the_turn_of_the_location(
@@ -92,14 +67,15 @@ def test_a_restart_finishes_the_last_epoch_while_it_has_the_turn_of_the_location
 
     log = SimpleNamespace(storage=SimpleNamespace(url="/location"), committed_epoch=lambda: 0)
     hold = SimpleNamespace(wait=lambda _: True)
+    query = SimpleNamespace(id="q", isActive=True, exception=lambda: None)
     run: Any = SimpleNamespace(
         check_session=lambda: None,
-        query_id="q", query=SimpleNamespace(isActive=True, exception=lambda: None), spark=RUNNING,
+        query_id="q", query=query, spark=RUNNING,
         timeout_ms=1000, files=SimpleNamespace(spark_log=log), join=lambda: None,
         runner=SimpleNamespace(
             hold=hold, check_not_fenced=look, lease=ALONE, covers=lambda _: True
         ),
-        watched=SimpleNamespace(failure=None), last_epochs=SimpleNamespace(finish_begun=look),
+        state=RunState(cast("Any", query)), last_epochs=SimpleNamespace(finish_begun=look),
     )  # fmt: skip
     assert RunStops(run).to_restart() == "the last epoch"
     assert has_turn == [False, True, True]  # it looks for newer drivers before the stop, too
