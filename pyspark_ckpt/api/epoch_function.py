@@ -17,7 +17,7 @@ from pyspark_ckpt.operator.descriptor import (
 )
 from pyspark_ckpt.operator.task_failure import marked_errors
 from pyspark_ckpt.restarting.turn import in_batch_of
-from pyspark_ckpt.sessions.kind import is_connect
+from pyspark_ckpt.sessions.session import session_of
 from pyspark_ckpt.settings import EPOCH_KEY, RUNTIME_KEY
 from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.spark.query import ComputedStates, jobs_begun
@@ -120,7 +120,7 @@ class EpochFunction:
         # Spark logs the timestamp of the batch before it starts the epoch.
         timestamp_ms = int(log.offsets_entry(epoch).metadata["batchTimestampMs"])
         announced = encode_announced(AnnouncedEpoch(epoch, timestamp_ms))
-        _announce(session, announced)
+        session_of(session).announce(EPOCH_KEY, announced)
         jobs_before = jobs_begun(session)
         token = _current.set(EpochId(runtime.query_id, epoch, runtime.rolled_back))
         in_batch_of.set(runtime.query_id)
@@ -131,7 +131,7 @@ class EpochFunction:
         finally:
             _current.reset(token)
             in_batch_of.set(None)
-            _announce(session, None)
+            session_of(session).announce(EPOCH_KEY, None)
 
     def _check_computed(
         self,
@@ -149,12 +149,3 @@ class EpochFunction:
                 "epoch was committed. Run one that needs all rows, as a write, collect() or "
                 "count(): take, first, isEmpty, limit and show do not"
             )
-
-
-def _announce(session: SparkSession, text: str | None) -> None:
-    if text is None:
-        session.conf.unset(EPOCH_KEY)
-    else:
-        session.conf.set(EPOCH_KEY, text)
-    if not is_connect(session):  # whose programs have no RDDs
-        session.sparkContext.setLocalProperty(EPOCH_KEY, text)  # type: ignore[arg-type]  # None: unset

@@ -46,11 +46,11 @@ from pyspark_ckpt.restarting.staging import (
 )
 from pyspark_ckpt.restore.location.facts import bound_parallelism
 from pyspark_ckpt.restore.location.swap import Swap, finish_restart
+from pyspark_ckpt.sessions.session import session_of
 from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.spark.own_session import in_another_thread
 from pyspark_ckpt.spark.program import Program
 from pyspark_ckpt.spark.query import progress_since
-from pyspark_ckpt.spark.session import why_ended
 from pyspark_ckpt.spark.sink import TableSink
 from pyspark_ckpt.storage.open import Storage
 
@@ -388,7 +388,7 @@ class _Follower:
                     self._restart(proposal)
                 has_failed = False
             except Exception as exc:
-                if why_ended(self._query._spark) is not None:
+                if session_of(self._query._spark).why_ended() is not None:
                     return
                 if not has_failed:  # once, however long it lasts
                     logger.warning(

@@ -33,7 +33,7 @@ from pyspark_ckpt.query.start import QueryStart
 from pyspark_ckpt.restore.location.swap import live_shadows
 from pyspark_ckpt.restore.source import RestoreSource
 from pyspark_ckpt.savepoint.dispose import dispose_savepoint
-from pyspark_ckpt.sessions.kind import is_connect
+from pyspark_ckpt.sessions.session import session_of
 from pyspark_ckpt.settings import ClaimMode, HighAvailability, Retention, Settings, is_ckpt_option
 from pyspark_ckpt.shadowing.followed import FollowedQuery
 from pyspark_ckpt.shadowing.fork import Fork, ForkedProgram
@@ -410,7 +410,7 @@ class Programs:
         cls, writer: CheckpointedStreamWriter, change: Change, rules: Rules, parallelism: int
     ) -> Programs:
         """Build both programs; refuse what is wrong before anything is written."""
-        if is_connect(writer._stream):
+        if not session_of(writer._stream).has_jvm:
             raise NotBuiltYetError(
                 "shadow is not supported over Spark Connect: use a classic session"
             )

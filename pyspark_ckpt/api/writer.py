@@ -26,12 +26,11 @@ from pyspark_ckpt.restore.location.swap import finish_restart
 from pyspark_ckpt.restore.plan import RestoreMigrations, RestorePlan, plan_of_request
 from pyspark_ckpt.sessions import connect
 from pyspark_ckpt.sessions.connect_plan import give_output_mode
-from pyspark_ckpt.sessions.kind import is_connect
+from pyspark_ckpt.sessions.session import session_of
 from pyspark_ckpt.settings import ClaimMode, Settings, is_ckpt_option, read_settings
 from pyspark_ckpt.spark.paths import shared_directory
 from pyspark_ckpt.spark.plan import check_after_aggregations, operators_of, source_ids
 from pyspark_ckpt.spark.program import Program, stream_of
-from pyspark_ckpt.spark.session import settings_of, spark_writer
 from pyspark_ckpt.spark.sink import FOREACH_BATCH, SinkChoice, TableSink
 from pyspark_ckpt.spark.temporary_location import delete_temporary, make_temporary
 from pyspark_ckpt.spark.worker_python import check_workers
@@ -94,7 +93,7 @@ class CheckpointedStreamWriter(DataStreamWriter):
     def __init__(self, df: Program) -> None:
         # Without `super().__init__`: it is for classic sessions, and this class passes calls on.
         self._stream = stream_of(df, "write_stream")
-        self._writer = spark_writer(self._stream)
+        self._writer = session_of(self._stream).stream_writer(self._stream)
         self._calls: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
         self._ckpt_options: dict[str, str] = {}
         self._conf: dict[str, str] | None = None
@@ -420,9 +419,8 @@ class CheckpointedStreamWriter(DataStreamWriter):
         # Last: nobody deletes a temporary location if one of the lines above raises.
         place = place or self._place(table)
         storage = place.storage
-        # A query copies the conf of the session that it starts in, and a client reaches no other
-        # session of it. The user's session must not have the query's conf, not even for a moment.
-        session = connect.new_session(spark) if is_connect(spark) else None
+        # The user's session must not have the query's conf, not even for a moment.
+        session = session_of(spark).session_for_query()
         for writer in (self, again):
             writer._begin_in(session, storage)
         spark_query = StartOfSpark(
@@ -779,7 +777,7 @@ class CheckpointedStreamWriter(DataStreamWriter):
 
     def _conf_of_query(self) -> dict[str, str]:
         """Return the conf of the query's first start in this process, else the session's."""
-        return settings_of(self._stream.sparkSession) if self._conf is None else self._conf
+        return session_of(self._stream).settings() if self._conf is None else self._conf
 
     def _read_settings(self) -> Settings:
         return read_settings(self._conf_of_query(), self._ckpt_options)
@@ -796,14 +794,14 @@ class CheckpointedStreamWriter(DataStreamWriter):
             self._writer.option("checkpointLocation", location.hadoop_url)
 
     def _start_spark(self, start: Callable[[Any], StreamingQuery]) -> StreamingQuery:
-        if is_connect(self._stream):
+        if not session_of(self._stream).has_jvm:
             give_output_mode(self._stream, self._output_mode)
         return start(self)
 
     def _check_sink_over_connect(self) -> None:
         """Refuse sinks that do not work from a separate session of the query."""
         spark = self._stream.sparkSession
-        if not is_connect(spark):
+        if session_of(spark).has_jvm:
             return
         if self._sink.format == FOREACH_BATCH and not connect.can_clone(spark):
             raise NotBuiltYetError(

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 
 from pyspark_ckpt.errors import CorruptFileError
 from pyspark_ckpt.operator.task_failure import marks_errors
-from pyspark_ckpt.spark.session import tasks_at_once
+from pyspark_ckpt.sessions.session import session_of
 from pyspark_ckpt.storage.base import AT_ONCE, FileReference, all_of
 from pyspark_ckpt.storage.open import Storage, open_storage
 
@@ -43,7 +43,7 @@ def check_files(
 def _by_executors(
     spark: SparkSession, storage: Storage, files: Sequence[FileReference]
 ) -> list[str]:
-    tasks = max(1, min(tasks_at_once(spark), len(files) // AT_ONCE))
+    tasks = max(1, min(session_of(spark).tasks_at_once(), len(files) // AT_ONCE))
     parts = tuple(msgspec.msgpack.encode(files[first::tasks]) for first in range(tasks))
     numbers = spark.range(tasks, numPartitions=tasks)
     rows = numbers.mapInArrow(_CheckParts(storage.url, parts), _RESULT).collect()

@@ -17,11 +17,12 @@ from pyspark_ckpt.editing.position import Position
 from pyspark_ckpt.errors import CheckpointNotFoundError, CkptError, CorruptFileError, RestoreError
 from pyspark_ckpt.formats.metadata import Origin
 from pyspark_ckpt.formats.modes import CheckpointKind
+from pyspark_ckpt.sessions.session import session_of
 from pyspark_ckpt.spark.damage import said
 from pyspark_ckpt.spark.jobs import JOB_ERRORS
 from pyspark_ckpt.spark.log import OffsetsEntry, Sources, SparkLog
 from pyspark_ckpt.spark.paths import qualified_path
-from pyspark_ckpt.spark.plan import given_names, is_active, source_ids
+from pyspark_ckpt.spark.plan import given_names, source_ids
 from pyspark_ckpt.spark.state_files import missing_partitions
 from pyspark_ckpt.spark.state_reader import check_state_can_be_read
 from pyspark_ckpt.storage.base import Storage
@@ -116,7 +117,7 @@ def stopped_query(
             f"{path} has no committed epoch of a query of Spark: give the checkpointLocation of "
             "one that ran"
         )
-    if is_active(spark, query_id):
+    if session_of(spark).is_active(query_id):
         raise RestoreError(
             f"{path}: the query {query_id} runs in this application: stop it, then import"
         )

@@ -28,11 +28,11 @@ from pyspark_ckpt.operator.rows.keys import KeyPlaces, subtask_of
 from pyspark_ckpt.operator.state.kinds import Movement, kind_of
 from pyspark_ckpt.operator.table.catalog import evolved, struct_type
 from pyspark_ckpt.operator.table.stored_keys import encode_key_group
+from pyspark_ckpt.sessions.session import session_of
 from pyspark_ckpt.snapshot.columns import pandas_frame
 from pyspark_ckpt.snapshot.reader import SnapshotReader, StoredOperator
 from pyspark_ckpt.snapshot.tables import state_table
 from pyspark_ckpt.snapshot.views import StateView
-from pyspark_ckpt.spark.session import why_ended
 from pyspark_ckpt.stored.replica import Replica
 from pyspark_ckpt.stored.state import StoredRange, StoredState
 
@@ -279,7 +279,7 @@ class LiveStates:
 
     def check_session(self) -> None:
         """Raise a ``StateUseError`` if the Spark session of the run has ended."""
-        why = why_ended(self._spark)
+        why = session_of(self._spark).why_ended()
         if why is not None:
             raise StateUseError(
                 f"query {self._files.query_id} has ended, because {why}: open its "

@@ -26,11 +26,10 @@ from pyspark_ckpt.sessions.connect import (
     records_of,
     running,
 )
-from pyspark_ckpt.sessions.kind import is_connect
+from pyspark_ckpt.sessions.session import session_of
 from pyspark_ckpt.settings import Settings
 from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.spark.plan import StatefulOperators
-from pyspark_ckpt.spark.session import why_ended
 from pyspark_ckpt.storage.open import Storage, open_storage
 from pyspark_ckpt.stores.owner import resolved_path
 
@@ -65,8 +64,8 @@ def remember(
     with _guard:
         ended = {key: _known.pop(key) for key in [*_known] if _known[key].coordinator.has_ended}
         _known[query.id] = started
-    if not is_connect(spark):
-        return
+    if session_of(spark).has_jvm:
+        return  # no other client comes
     for key, each in ended.items():
         if each.spark is spark and key != query.id:
             forget_ended(spark, key)
@@ -115,7 +114,7 @@ def check_name(spark: SparkSession, name: str | None, query_id: str | None) -> N
 
     A Spark Connect server compares no names, because each query runs in a separate session.
     """
-    if name is None or not is_connect(spark):
+    if name is None or session_of(spark).has_jvm:
         return
     for record in records_of(spark):
         is_another = record.query_id != query_id and record.query_name == name
@@ -132,8 +131,9 @@ def _leave_all() -> None:
     """Warn of the queries that a server continues without this process."""
     for each in list(_known.values()):
         # Only what this process knows: PySpark's client no longer asks a server.
-        has_ended = each.coordinator.has_ended or not is_connect(each.spark)
-        if not has_ended and why_ended(each.spark) is None:
+        session = session_of(each.spark)
+        is_left = not each.coordinator.has_ended and not session.has_jvm
+        if is_left and session.why_ended() is None:
             each.coordinator.state.leave()
 
 
@@ -179,8 +179,8 @@ def _known_query(spark: SparkSession, query: str) -> CheckpointedQuery | None:
     """Return the running query of this process and server with an id or a name."""
     with _guard:
         named = [each for each in _known.values() if query in (each.query.id, each.query.name)]
-    if is_connect(spark):  # another server may have ended, and would be asked for minutes
-        named = [each for each in named if connect.can_answer_for(spark, each.spark)]
+    session = session_of(spark)
+    named = [each for each in named if session.can_answer_for(each.spark)]
     active = [each for each in named if _runs(each.query)]
     own = [each for each in active if each.spark is spark]  # another session may have the name too
     found = [each.query for each in own or active]
@@ -208,7 +208,7 @@ def _runs(query: CheckpointedQuery) -> bool:
 
 def _taken_up(spark: SparkSession, query: str) -> CheckpointedQuery:
     try:
-        found = _find_running(spark, query) if is_connect(spark) else None
+        found = None if session_of(spark).has_jvm else _find_running(spark, query)
     except PySparkException as exc:
         if not connect.is_unknown_session(exc):
             raise

@@ -72,11 +72,11 @@ from pyspark_ckpt.query.stopping.run_state import RunState
 from pyspark_ckpt.query.stopping.stops import Run, RunStops
 from pyspark_ckpt.restore.location.swap import remove_leftovers_of_restarts
 from pyspark_ckpt.savepoint.taker import SavepointTaker, nothing_committed
-from pyspark_ckpt.sessions.kind import is_connect
+from pyspark_ckpt.sessions.session import session_of
 from pyspark_ckpt.settings import Retention, Settings
 from pyspark_ckpt.spark.callback_thread import end_callback_thread
 from pyspark_ckpt.spark.query import ended_within, idle_ms, progress_since
-from pyspark_ckpt.spark.session import keep_in_use, reading_session, release_ended, why_ended
+from pyspark_ckpt.spark.session import reading_session
 from pyspark_ckpt.storage.fenced import FencedStorage, Lease
 from pyspark_ckpt.storage.open import Storage
 from pyspark_ckpt.storage.retrying import RetryingStorage
@@ -124,7 +124,9 @@ class CheckpointCoordinator:
             partial(progress_since, streaming_query),
             self._runner.metadata_of,
         )
-        self.state = RunState(streaming_query, self._recorder.failed, self._end_of_session)
+        self.state = RunState(
+            streaming_query, session_of(spark), self._recorder.failed, self._end_of_session
+        )
         self._taker = CheckpointTaker(
             self._runner,
             self._race,
@@ -222,18 +224,19 @@ class CheckpointCoordinator:
 
     def why_session_ended(self) -> str | None:
         """Return why the run's session is gone, also after the run's own end; else ``None``."""
-        return why_ended(self._spark)
+        return session_of(self._spark).why_ended()
 
     def _end_of_session(self) -> SessionEndedError | None:
         """Return the error of the run if its session has ended; it then has no fence any more."""
-        why = why_ended(self._spark)
+        session = session_of(self._spark)
+        why = session.why_ended()
         if why is None:
             return None
         self._runner.fence.give_way()
-        if is_connect(self._spark):  # else the coordinator waits for a server that is gone
+        if not session.has_jvm:  # else the coordinator waits for a server that is gone
             # In a thread: it ends the calls that wait for the server.
             threading.Thread(
-                target=partial(release_ended, self._spark),
+                target=session.release_ended,
                 name=f"pyspark_ckpt releases the session of {self._files.query_id}",
                 daemon=True,
             ).start()
@@ -255,7 +258,8 @@ class CheckpointCoordinator:
     def end_if_session_ended(self, *, waits: bool) -> None:
         """Let a run whose session has ended do nothing any more; perhaps wait for its end."""
         if not self.has_ended and self.session_error() is not None:
-            release_ended(self._spark)  # else a call waits for minutes for a server that is gone
+            # Else a call waits for minutes for a server that is gone.
+            session_of(self._spark).release_ended()
             if waits:
                 self.join(self.timeout_s)
 
@@ -415,7 +419,7 @@ class CheckpointCoordinator:
             while not ended_within(self._query, self._wait_seconds()):
                 if self.session_error() is not None:
                     break
-                keep_in_use(self._spark)
+                session_of(self._spark).keep_in_use()
                 self._housekeeping.do(has_won=self._race.has_won)
                 if self._runner.due_in_ms() <= 0:
                     self._taker.take_periodic()
@@ -438,15 +442,16 @@ class CheckpointCoordinator:
 
         A server stops the queries of a session that ends, as if somebody had asked for it.
         """
-        by_itself = not has_failed and not is_connect(self._spark)
+        by_itself = not has_failed and session_of(self._spark).has_jvm
         if self.failure is None and (by_itself or not self.state.is_wanted):
             return False
         return self.session_error() is not None
 
     def _stop_without_session(self) -> None:
         """End Spark's own thread, which would begin an epoch as soon as there is input."""
-        release_ended(self._spark)
-        if not is_connect(self._spark):
+        session = session_of(self._spark)
+        session.release_ended()
+        if session.has_jvm:
             with suppress(Py4JError, OSError):  # the JVM is gone
                 self._query.stop()
 
@@ -494,7 +499,8 @@ class CheckpointCoordinator:
             error = self.error_so_far()
         except Exception as exc:  # Spark ends now
             error = exc
-        asks_spark = not (is_connect(self._spark) and why_ended(self._spark))
+        session = session_of(self._spark)
+        asks_spark = session.has_jvm or session.why_ended() is None
         self._recorder.end(error, asks_spark=asks_spark)
         return error
 

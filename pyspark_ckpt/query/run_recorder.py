@@ -48,8 +48,7 @@ from pyspark_ckpt.history.run_log import (
     without_slow_keys,
 )
 from pyspark_ckpt.log_fields import library_logger, log_fields
-from pyspark_ckpt.sessions.connect import has_own_server
-from pyspark_ckpt.sessions.kind import is_connect
+from pyspark_ckpt.sessions.session import session_of
 from pyspark_ckpt.settings import SETTINGS, Settings
 from pyspark_ckpt.storage.open import Storage
 from pyspark_ckpt.version import __version__
@@ -225,7 +224,7 @@ def start_record(
         versions=(__version__, spark.version),
         operators=[operator.uid for operator in files.operators.descriptors],
         settings=settings,
-        outlives_client=is_connect(spark) and not has_own_server(),
+        outlives_client=session_of(spark).outlives_client,
     )
 
 

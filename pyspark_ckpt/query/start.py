@@ -70,6 +70,7 @@ from pyspark_ckpt.restore.location.swap import finish_restart
 from pyspark_ckpt.restore.location.way_back import readable_query_id
 from pyspark_ckpt.restore.plan import RestoreMigrations, RestorePlan, RestoreRequest, plan_of
 from pyspark_ckpt.restore.source import RestoreSource
+from pyspark_ckpt.sessions.session import session_of
 from pyspark_ckpt.settings import HAND_OVER, RUNTIME_KEY, ClaimMode, HandOver, Settings
 from pyspark_ckpt.spark.callback_thread import end_callback_thread
 from pyspark_ckpt.spark.log import Sources, SparkLog
@@ -81,7 +82,7 @@ from pyspark_ckpt.spark.own_session import (
     start_with_conf,
 )
 from pyspark_ckpt.spark.paths import qualified_path
-from pyspark_ckpt.spark.plan import given_names, is_active, names_sources, source_ids, source_names
+from pyspark_ckpt.spark.plan import given_names, names_sources, source_ids, source_names
 from pyspark_ckpt.spark.session import reading_session
 from pyspark_ckpt.spark.sink import FileSinkLog, TableSink
 from pyspark_ckpt.spark.state_reader import check_state_can_be_read
@@ -365,7 +366,7 @@ class QueryStart:
         location = self._location
         has_begun = SparkLog(location.storage).begun_epoch() is not None
         others_may = has_begun and self._continued is None
-        if others_may and not is_active(self._spark, query_id):
+        if others_may and not session_of(self._spark).is_active(query_id):
             with self._newest_driver(query_id) as driver:
                 location.check_unchanged(query_id)
                 if self._last_epochs.found() is not Draining.NONE:

@@ -22,9 +22,7 @@ from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.restore.location.seedings import is_half_seeded
 from pyspark_ckpt.restore.location.swap import Swap, begun_swap, is_untouched
 from pyspark_ckpt.restore.location.way_back import query_id_at, readable_query_id
-from pyspark_ckpt.sessions.connect import runs_on_server
-from pyspark_ckpt.sessions.kind import is_connect
-from pyspark_ckpt.spark.plan import is_active
+from pyspark_ckpt.sessions.session import session_of
 from pyspark_ckpt.storage.open import Storage
 from pyspark_ckpt.stores.place import CheckpointsPlace, is_same_place, recorded_place
 
@@ -152,9 +150,10 @@ def check_not_draining(location: Storage) -> None:
 
 
 def _runs(spark: SparkSession, query_id: str) -> Runs:
-    if is_active(spark, query_id):
+    session = session_of(spark)
+    if session.is_active(query_id):
         return Runs.HERE
-    if is_connect(spark) and runs_on_server(spark, query_id):
+    if session.runs_on_server(query_id):
         return Runs.ON_SERVER
     return Runs.NOWHERE
 

@@ -28,8 +28,8 @@ from pyspark_ckpt.errors import CheckpointAbortedError, CkptError, CorruptFileEr
 from pyspark_ckpt.formats.handle import Handle, decode_handle, encode_handle
 from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.operator.task_failure import marks_errors
+from pyspark_ckpt.sessions.session import session_of
 from pyspark_ckpt.spark.jobs import SparkJobs, error_text, task_error
-from pyspark_ckpt.spark.session import tasks_at_once
 from pyspark_ckpt.stored.savepoint_copy import SubtaskCopy, at_low_priority
 
 SCHEDULER_POOL = "pyspark_ckpt"
@@ -70,7 +70,7 @@ class SavepointJob:
         handles: list[Handle] = []
         with shown_progress(self._what, len(copies)) as progress:
             while remaining := copies[len(handles) :]:
-                slots = tasks_at_once(self._spark)
+                slots = session_of(self._spark).tasks_at_once()
                 if not self._may_have_all(largest_bytes):
                     slots //= 2
                 with self._jobs.running(SCHEDULER_POOL):

@@ -16,9 +16,9 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import wait
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import cache
 from itertools import count
 from queue import SimpleQueue
@@ -33,6 +33,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from pyspark_ckpt.errors import ConfigurationError
+from pyspark_ckpt.sessions.classic import SESSION_STOPPED
 from pyspark_ckpt.settings import Settings
 
 _LOCAL = re.compile(r"local(?:\[(\d+)(?:,.*)?\])?")
@@ -72,9 +73,6 @@ _ended_ids: dict[str, None] = {}
 _MOST_ENDED = 1000
 _number_of_new = count(1)
 _unused: SimpleQueue[_Unused] = SimpleQueue()  # the only queue that a finalizer may put into
-
-SESSION_STOPPED = "its Spark session was stopped"
-"""Why a query has ended that was not stopped itself."""
 
 _KEY = "pyspark_ckpt.query."
 
@@ -431,16 +429,6 @@ def stream_writer(df: DataFrame) -> Any:
 def give_session(writer: Any, session: SparkSession) -> None:
     """Let a stream writer start its query in a session of the query's own."""
     writer._session = session
-
-
-@contextmanager
-def tagged(spark: SparkSession, tag: str) -> Iterator[None]:
-    """Give the operations of this thread a tag."""
-    spark.addTag(tag)
-    try:
-        yield
-    finally:
-        spark.removeTag(tag)
 
 
 def is_stream(df: DataFrame, node: Any) -> bool:

@@ -17,12 +17,12 @@ from pyspark_ckpt.history.records import Savepoint
 from pyspark_ckpt.log_fields import library_logger, log_fields
 from pyspark_ckpt.restarting.record import InPlaceRestart
 from pyspark_ckpt.restarting.shadow_actions import ShadowActions, forget_shadow, note_shadow
+from pyspark_ckpt.sessions.session import session_of
 from pyspark_ckpt.shadowing.followed import FollowedEpoch, FollowedQuery
 from pyspark_ckpt.shadowing.fork import Fork
 from pyspark_ckpt.shadowing.output import ComparedOutput
 from pyspark_ckpt.shadowing.report import OUTPUT, Rules, ShadowDifference, ShadowReport, Tally
 from pyspark_ckpt.shadowing.states import differing_entries
-from pyspark_ckpt.spark.session import why_ended
 from pyspark_ckpt.storage.open import Storage
 
 _POLL_S = 0.2
@@ -323,7 +323,7 @@ class Shadow:
 
     def _with_reason(self, error: Exception) -> Exception:
         """Return an error, or the end of the session that it comes from."""
-        why = why_ended(self._spark)
+        why = session_of(self._spark).why_ended()
         if why is None:
             return error
         ended = SessionEndedError(

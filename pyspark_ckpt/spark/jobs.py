@@ -19,15 +19,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark_ckpt.abort_reason import AbortReason
 from pyspark_ckpt.errors import CheckpointAbortedError, CkptError, ConfigurationError
 from pyspark_ckpt.operator.task_failure import failure_in
-from pyspark_ckpt.sessions import connect
-from pyspark_ckpt.sessions.kind import is_connect
-from pyspark_ckpt.spark.session import context_is_stopped
-
-_LOCAL_PROPERTIES = (
-    "spark.job.description",
-    "spark.scheduler.pool",
-    "spark.job.interruptOnCancel",
-)
+from pyspark_ckpt.sessions.session import session_of
 
 JOB_ERRORS = (PySparkException, Py4JJavaError)
 """What a job that failed raises on the driver. PySpark leaves many errors of the JVM as they are.
@@ -41,8 +33,7 @@ class SparkJobs:
     """Jobs that belong together."""
 
     def __init__(self, spark: SparkSession, what: str) -> None:
-        self._spark = spark
-        self._is_connect = is_connect(spark)
+        self._session = session_of(spark)
         self._what = what
         self._tag = f"pyspark_ckpt-{secrets.token_hex(6)}"
         self._is_cancelled = False
@@ -58,7 +49,7 @@ class SparkJobs:
         """
         if self._is_cancelled:
             raise self._expired_error()
-        with self._marked(pool):
+        with self._session.tagged(self._tag, self._what, pool):
             self._count(1)
             try:
                 yield
@@ -69,50 +60,15 @@ class SparkJobs:
             finally:
                 self._count(-1)
 
-    @contextmanager
-    def _marked(self, pool: str | None) -> Iterator[None]:
-        """Give this thread's jobs a tag, and on a classic session a description and a pool."""
-        if self._is_connect:
-            with connect.tagged(self._spark, self._tag):
-                yield
-            return
-        context = self._spark.sparkContext
-        before = {name: context.getLocalProperty(name) for name in _LOCAL_PROPERTIES}
-        context.addJobTag(self._tag)
-        context.setJobDescription(f"pyspark_ckpt: {self._what}")
-        context.setInterruptOnCancel(True)  # nothing else ends a task that hangs
-        if pool is not None:
-            context.setLocalProperty("spark.scheduler.pool", pool)
-        try:
-            yield
-        finally:
-            if not context_is_stopped(context):  # else the call's own error says it
-                context.removeJobTag(self._tag)
-                for name, value in before.items():
-                    context.setLocalProperty(name, value)  # type: ignore[arg-type]  # or unsets it
-
     def _cancel_tagged(self) -> None:
-        if self._is_connect:
-            self._spark.interruptTag(self._tag)
-        else:
-            self._spark.sparkContext.cancelJobsWithTag(self._tag)
+        self._session.cancel_tagged(self._tag)
 
     def tasks(self) -> tuple[int, int]:
         """Return how many tasks of these jobs are done, and how many are known; from any thread.
 
         Spark counts the tasks of a job when it starts. A client of Spark Connect sees none.
         """
-        if self._is_connect:
-            return 0, 0
-        context = self._spark.sparkContext
-        # PySpark's tracker finds jobs by group only.
-        with_tags = context._jsc.sc().statusTracker()
-        tracker = context.statusTracker()
-        jobs = [tracker.getJobInfo(each) for each in with_tags.getJobIdsForTag(self._tag)]
-        stages = {stage for job in jobs if job is not None for stage in job.stageIds}
-        known = [info for stage in stages if (info := tracker.getStageInfo(stage)) is not None]
-        done = sum(info.numCompletedTasks for info in known)
-        return done, sum(info.numTasks for info in known)
+        return self._session.tasks_of(self._tag)
 
     def cancel(self) -> None:
         """Cancel the running jobs, from any thread, and the jobs that a thread starts later."""
@@ -171,28 +127,13 @@ def collected(frame: DataFrame, what: str) -> list[Row]:
     one of ``JOB_ERRORS``. The rows must be few enough for the driver.
     """
     try:
-        with _described(frame.sparkSession, what):
+        with session_of(frame).described(what):
             return frame.collect()
     except JOB_ERRORS as exc:
         error = task_error(exc)
         if error is None:
             raise
         raise error from exc
-
-
-@contextmanager
-def _described(spark: SparkSession, what: str) -> Iterator[None]:
-    if is_connect(spark):  # which has no descriptions
-        yield
-        return
-    context = spark.sparkContext
-    before = context.getLocalProperty("spark.job.description")
-    context.setJobDescription(f"pyspark_ckpt: {what}")
-    try:
-        yield
-    finally:
-        if not context_is_stopped(context):
-            context.setJobDescription(before)  # type: ignore[arg-type]  # None unsets it
 
 
 WORKER_ADVICE = (

@@ -45,11 +45,9 @@ from pyspark_ckpt.errors import CkptError, ConfigurationError, NotBuiltYetError
 from pyspark_ckpt.formats.modes import TimeMode
 from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
-from pyspark_ckpt.sessions import connect
-from pyspark_ckpt.sessions.kind import is_connect
+from pyspark_ckpt.sessions.session import session_of
 from pyspark_ckpt.spark.callback_thread import end_callback_thread, record_callback_thread
 from pyspark_ckpt.spark.query import end_after_epoch
-from pyspark_ckpt.spark.session import python_session
 from pyspark_ckpt.storage.open import LocalStorage, Storage, open_storage
 
 logger = library_logger(__name__)
@@ -77,12 +75,7 @@ READ_BY_PLAN_CHECK = frozenset(
 
 def own_session(spark: SparkSession, conf: Mapping[str, str]) -> SparkSession:
     """Return a copy of a session, with its conf, views and functions, and with this conf."""
-    if is_connect(spark):
-        return connect.new_session(spark, conf)
-    session = python_session(spark, spark._jsparkSession.cloneSession())
-    for key, value in conf.items():
-        session.conf.set(key, value)
-    return session
+    return session_of(spark).copy(conf)
 
 
 def of_own_session(df: DataFrame, conf: Mapping[str, str] = MappingProxyType({})) -> DataFrame:

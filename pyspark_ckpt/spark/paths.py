@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any
 
 from pyspark.sql import SparkSession
 
 from pyspark_ckpt.errors import ConfigurationError
-from pyspark_ckpt.sessions import connect
-from pyspark_ckpt.sessions.kind import is_connect
+from pyspark_ckpt.sessions.session import session_of
 from pyspark_ckpt.storage.open import local_path, open_storage
 
 
@@ -33,17 +31,7 @@ def qualified_path(spark: SparkSession, path: str) -> str:
         )
     if match is not None and match["authority"]:
         return path
-    if is_connect(spark):
-        return connect.qualified(spark, path, None if match is None else match["scheme"])
-    java: Any = spark._jvm
-    file_systems = getattr(java, f"{_HADOOP}.FileSystem")
-    conf = spark._jsparkSession.sessionState().newHadoopConf()
-    default = str(file_systems.getDefaultUri(conf).toString())
-    if match is not None and not default.startswith(f"{match['scheme']}:"):
-        return path
-    is_local = default.startswith("file:")
-    file_system = file_systems.getLocal(conf) if is_local else file_systems.get(conf)
-    return str(file_system.makeQualified(getattr(java, f"{_HADOOP}.Path")(path)).toString())
+    return session_of(spark).qualified(path, None if match is None else match["scheme"])
 
 
 def shared_directory(spark: SparkSession, path: str | None) -> str | None:
@@ -67,6 +55,5 @@ def usable_directory(spark: SparkSession, path: str) -> str:
     return url
 
 
-_HADOOP = "org.apache.hadoop.fs"
 _RELATIVE_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:(?![/:])")
 _SCHEME = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*):/(?P<authority>/[^/]+)?")

@@ -22,7 +22,7 @@ from pyspark_ckpt.operator.descriptor import DEFAULT_UID, OperatorDescriptor, de
 from pyspark_ckpt.operator.plan.operator import DESCRIPTOR_METADATA
 from pyspark_ckpt.operator.plan.streaming_row import streaming_relation
 from pyspark_ckpt.sessions import connect, connect_plan
-from pyspark_ckpt.sessions.kind import is_connect
+from pyspark_ckpt.sessions.session import session_of
 from pyspark_ckpt.spark.log import SOURCE_EVOLUTION
 
 _OURS = "FlatMapGroupsInPandasWithState"
@@ -62,7 +62,7 @@ def operators_of(df: DataFrame) -> StatefulOperators:
     The optimized plan has the same order. Before Spark continues at a location, it compares the ids
     and names there with its own.
     """
-    if is_connect(df):
+    if not session_of(df).has_jvm:
         operators = StatefulOperators.of(connect_operators(df))
         _check_uids(operators.descriptors)
         return operators
@@ -142,7 +142,7 @@ def source_ids(df: DataFrame) -> tuple[int, ...]:
     The places are in the order of Spark's source offsets. A DataFrame that the query uses twice is
     one source with one log; its offset is at two places.
     """
-    if is_connect(df):
+    if not session_of(df).has_jvm:
         return connect_source_ids(df)
     return _sources(df)[0]
 
@@ -152,14 +152,14 @@ def source_names(df: DataFrame) -> tuple[str, ...]:
 
     A file source has the name ``FileSource[<path>]``.
     """
-    if is_connect(df):
+    if not session_of(df).has_jvm:
         return connect_source_names(df)
     return tuple(str(node.sourceName()) for node in _sources(df)[1])
 
 
 def given_names(df: DataFrame) -> tuple[str, ...]:
     """Return the names that the user gave the sources, by their ids; empty if one has no name."""
-    if is_connect(df):
+    if not session_of(df).has_jvm:
         return connect_given_names(df)
     found = tuple(map(_given_name, _sources(df)[1]))
     return tuple(name for name in found if name is not None) if None not in found else ()
@@ -192,15 +192,6 @@ def _sources(df: DataFrame) -> tuple[tuple[int, ...], list[Any]]:
             distinct.append(node)
         ids.append(known[0] if known else len(distinct) - 1)
     return tuple(ids), distinct
-
-
-def is_active(spark: SparkSession, query_id: str) -> bool:
-    """Return whether a query runs in this application, in any session."""
-    if is_connect(spark):
-        return connect.is_active(spark, query_id)
-    jvm: Any = spark._jvm
-    active = spark._jsparkSession.sharedState().activeStreamingQueries()
-    return bool(active.containsKey(getattr(jvm, "java.util.UUID").fromString(query_id)))
 
 
 def _stateful(plan: Any) -> Iterator[OperatorDescriptor | SparkOperator]:

@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame
 
 from pyspark_ckpt.errors import CkptError, ConfigurationError
 from pyspark_ckpt.sessions.connect_plan import hidden, plan_of, reads_stream
-from pyspark_ckpt.sessions.kind import is_connect
+from pyspark_ckpt.sessions.session import session_of
 
 Program = DataFrame | Callable[[], DataFrame]
 """A query, or a function that builds it."""
@@ -78,7 +78,7 @@ def check_frame(
 
 
 def _check_streams(df: DataFrame, what: str) -> None:
-    if is_connect(df):
+    if not session_of(df).has_jvm:
         plan = plan_of(df)
         streams = reads_stream(plan) or bool(hidden(plan))  # else only the server knows
     else:

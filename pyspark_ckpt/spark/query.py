@@ -17,7 +17,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from pyspark_ckpt.clock import ms_of_text, now_ms
 from pyspark_ckpt.log_fields import library_logger
-from pyspark_ckpt.sessions.kind import is_connect
+from pyspark_ckpt.sessions.session import session_of
 from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.spark.state_files import OUR_NAME, operator_name, partitions_without
 
@@ -75,7 +75,7 @@ def stop_between_epochs(spark: SparkSession, query: StreamingQuery, timeout_ms: 
 
     If the epoch is not committed within `timeout_ms`, it is interrupted as by ``stop``.
     """
-    if is_connect(spark):
+    if not session_of(spark).has_jvm:
         _await_pause(query, min(timeout_ms / 1000, _PAUSE_SECONDS))
     elif query.isActive:
         try:
@@ -225,7 +225,7 @@ _COMPUTED = "numStateStoreInstances"
 
 def jobs_begun(session: SparkSession) -> int | None:
     """Return how many jobs Spark has begun for all its users, ``None`` if it does not say."""
-    if is_connect(session):
+    if not session_of(session).has_jvm:
         return None
     try:
         return int(session.sparkContext._jsc.sc().dagScheduler().numTotalJobs())
@@ -270,7 +270,7 @@ class ComputedStates:
 
     def _in_plan(self, session: SparkSession, query_id: str) -> int | None:
         """Return how many tasks too few computed state, ``None`` if the plan cannot be seen."""
-        if is_connect(session):
+        if not session_of(session).has_jvm:
             return None
         try:
             shared: Any = session._jsparkSession.sharedState()

@@ -13,7 +13,6 @@ same way.
 from __future__ import annotations
 
 import math
-import re
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +22,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from pyspark_ckpt.errors import ConfigurationError, CorruptFileError
-from pyspark_ckpt.sessions.kind import is_connect
+from pyspark_ckpt.sessions.session import session_of
 from pyspark_ckpt.spark.log import (
     COMPACT,
     guessed_interval,
@@ -195,7 +194,7 @@ class TableSink:
     ) -> None:
         self._df = df
         self._spark: SparkSession = df.sparkSession
-        self._parts = self._parse_name(name)
+        self._parts = session_of(self._spark).parts_of_table(name)
         self._new_provider = provider
         self._partition_by = partition_by
         self._new_path = path
@@ -231,7 +230,7 @@ class TableSink:
         self._spark.sql(statement)
 
     def _columns(self) -> str:
-        if not is_connect(self._df):
+        if session_of(self._df).has_jvm:
             return str(self._df._jdf.schema().asNullable().toDDL())
         fields = self._df.schema.fields
         return ", ".join(f"{sql_name(field.name)} {sql_type(field.dataType)}" for field in fields)
@@ -259,41 +258,7 @@ class TableSink:
     def _default_location(self) -> str:
         *database, table = self._parts[-2:]
         of_database = database[0] if database else self._spark.catalog.currentDatabase()
-        if is_connect(self._spark):
-            root = self._spark.catalog.getDatabase(of_database).locationUri
-            return f"{root.rstrip('/')}/{table.lower()}"
-        java: Any = self._spark._jvm
-        identifier = java.org.apache.spark.sql.catalyst.TableIdentifier(
-            table, java.scala.Option.apply(of_database)
-        )
-        session: Any = self._spark._jsparkSession
-        return str(session.sessionState().catalog().defaultTablePath(identifier).toString())
-
-    def _parse_name(self, name: str) -> list[str]:
-        if is_connect(self._spark):
-            return _parts_of(name)
-        session: Any = self._spark._jsparkSession
-        parts = session.sessionState().sqlParser().parseMultipartIdentifier(name)
-        return [str(parts.apply(place)) for place in range(parts.size())]
-
-
-_PART = re.compile(r"`((?:[^`]|``)+)`|([A-Za-z0-9_]+)")
-
-
-def _parts_of(name: str) -> list[str]:
-    """Return the parts of a table's name, as Spark's parser does."""
-    parts, place = [], 0
-    while True:
-        found = _PART.match(name, place)
-        if found is None:
-            break
-        parts.append(found[2] or found[1].replace("``", "`"))
-        place = found.end() + 1
-        if found.end() == len(name):
-            return parts
-        if name[found.end()] != ".":
-            break
-    raise ConfigurationError(f"{name!r} is not the name of a table: put parts of it in backticks")
+        return session_of(self._spark).default_table_path(of_database, table)
 
 
 _FILE_FORMATS = frozenset({"parquet", "orc", "json", "csv", "text", "xml", "avro"})

@@ -22,7 +22,7 @@ from pyspark.sql import SparkSession
 from pyspark_ckpt.errors import CkptError
 from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.sessions import connect
-from pyspark_ckpt.sessions.kind import is_connect
+from pyspark_ckpt.sessions.session import session_of
 from pyspark_ckpt.spark.log import COMPACT, numbered
 from pyspark_ckpt.storage.open import Storage, local_path
 
@@ -141,7 +141,7 @@ def gone(spark: SparkSession, files: Collection[str]) -> list[str]:
 
 def _looking(spark: SparkSession) -> Callable[[str, Set[str]], set[str]]:
     """Return a function that returns the names in a directory, at least those that are wanted."""
-    if is_connect(spark):
+    if not session_of(spark).has_jvm:
         is_here = connect.has_own_server()
         return lambda directory, _: (
             _local_names(directory)

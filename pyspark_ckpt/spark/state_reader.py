@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 
 from pyspark_ckpt.errors import ConfigurationError, CorruptFileError
 from pyspark_ckpt.log_fields import library_logger
-from pyspark_ckpt.sessions.kind import is_connect
+from pyspark_ckpt.sessions.session import session_of
 
 _STORES = "org.apache.spark.sql.execution.streaming.state"
 """The parent of the stores' loggers; the loggers' names differ between versions of Spark."""
@@ -38,7 +38,7 @@ logger = library_logger(__name__)
 @contextmanager
 def quiet_reading(spark: SparkSession) -> Iterator[None]:
     """Drop that warning for reads of this thread; loggers other than Log4j still show it."""
-    if is_connect(spark):  # the server writes its log
+    if not session_of(spark).has_jvm:  # the server writes its log
         yield
         return
     context = spark.sparkContext
@@ -160,7 +160,7 @@ def encoded_handles(
                 f"has {found} partitions of Spark's state and not {partitions}",
             )
 
-    if is_connect(spark):
+    if not session_of(spark).has_jvm:
         state = spark.read.format(_FORMAT).options(**options).load(checkpoint_location)
         rows = state if partition is None else state.where(state["partition_id"] == partition)
         return [bytes(row[0]) for row in rows.select(_HANDLE).collect()]

@@ -5,18 +5,13 @@ Spark makes it for sinks whose output no later query continues: memory, console,
 
 from __future__ import annotations
 
-import tempfile
 import threading
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 from pyspark.sql import SparkSession
 
-from pyspark_ckpt.errors import ConfigurationError
 from pyspark_ckpt.log_fields import library_logger
-from pyspark_ckpt.sessions import connect
-from pyspark_ckpt.sessions.kind import is_connect
+from pyspark_ckpt.sessions.session import session_of
 from pyspark_ckpt.storage.open import LocalStorage, Storage
 
 FORCED = "spark.sql.streaming.forceDeleteTempCheckpointLocation"
@@ -33,7 +28,7 @@ def may_be_temporary(sink_format: str | None) -> bool:
 
 def make_temporary(spark: SparkSession) -> LocalStorage:
     """Make a location on the driver's disk; Spark deletes it when the application ends."""
-    storage = LocalStorage(_new_directory(spark))
+    storage = LocalStorage(session_of(spark).new_temporary_directory())
     logger.warning(
         "the query has no checkpointLocation and gets the temporary directory %s. It is deleted "
         "when the query ends without an error (with %s=true also after an error), and executors on "
@@ -42,20 +37,6 @@ def make_temporary(spark: SparkSession) -> LocalStorage:
         FORCED,
     )
     return storage
-
-
-def _new_directory(spark: SparkSession) -> Path:
-    if is_connect(spark):
-        if not connect.has_own_server():
-            raise ConfigurationError(
-                "the query has no checkpointLocation, and over Spark Connect a temporary directory "
-                "of this process is not on the server: set .option('checkpointLocation', path)"
-            )
-        return Path(tempfile.mkdtemp(prefix="temporary-")).resolve()
-    java: Any = spark._jvm
-    root = java.java.lang.System.getProperty("java.io.tmpdir")
-    made = java.org.apache.spark.util.Utils.createTempDir(root, "temporary")
-    return Path(str(made.getCanonicalPath()))
 
 
 def delete_when_ended(

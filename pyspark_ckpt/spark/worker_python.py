@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 from pyspark_ckpt.errors import ConfigurationError
 from pyspark_ckpt.log_fields import library_logger
-from pyspark_ckpt.sessions.kind import is_connect
+from pyspark_ckpt.sessions.session import session_of
 from pyspark_ckpt.spark.jobs import SHIP_ADVICE, WORKER_ADVICE
 
 logger = library_logger(__name__)
@@ -39,7 +39,7 @@ def check_workers(spark: SparkSession) -> None:
     It costs nothing if they run the driver's own Python. Executors on other machines are not
     checked; their tasks raise the error. The memory of the workers is checked everywhere.
     """
-    if is_connect(spark):  # whose workers are the server's
+    if not session_of(spark).has_jvm:  # whose workers are the server's
         _check_memory(spark.conf.get)
         return
     context: Any = spark.sparkContext

@@ -20,7 +20,7 @@ from pyspark_ckpt.operator.durable.local_copy import executor_local_root
 from pyspark_ckpt.operator.rows.input import TOKEN
 from pyspark_ckpt.operator.rows.keys import subtask_tokens
 from pyspark_ckpt.operator.task_failure import marks_errors
-from pyspark_ckpt.sessions.kind import is_connect
+from pyspark_ckpt.sessions.session import session_of
 from pyspark_ckpt.spark.jobs import collected
 from pyspark_ckpt.spark.own_session import SMALL_BATCHES, of_own_session
 from pyspark_ckpt.storage.open import open_storage
@@ -121,7 +121,7 @@ class StateRewrite:
             # Its handle alone says what states there are if none has entries.
             frames.append(spark.range(parallelism).select(*empty_blocks(F.col("id"))))
         blocks = reduce(DataFrame.union, frames)
-        if not is_connect(spark):  # there a session cannot run another session's frames
+        if session_of(spark).has_jvm:  # else a session cannot run another session's frames
             blocks = of_own_session(blocks, SMALL_BATCHES)
         tokens = F.array(*[F.lit(token) for token in subtask_tokens(parallelism)])
         rows = collected(

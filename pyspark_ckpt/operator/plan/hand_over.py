@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from pyspark_ckpt.errors import PlanError
 from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.operator.handover.worker import PIPELINED, PROFILER, refusal_of_probe
-from pyspark_ckpt.sessions.kind import is_connect
+from pyspark_ckpt.sessions.session import session_of
 from pyspark_ckpt.settings import HAND_OVER, HandOver, read_settings
 
 logger = library_logger(__name__)
@@ -57,8 +57,7 @@ def _refusal_of_conf(spark: SparkSession) -> str | None:
 
 def _refusal_of_worker(spark: SparkSession) -> str | None:
     """Return why the workers of a session refuse the hook, ``None`` if they do not."""
-    session: Any = spark
-    name = session.session_id if is_connect(spark) else spark.sparkContext.applicationId
+    name = session_of(spark).id
     if name not in _PROBED:
         try:
             rows = spark.range(1, numPartitions=1).mapInArrow(_Probe(), "reason string").collect()

@@ -55,7 +55,7 @@ from pyspark_ckpt.operator.run.wake_rows import WakeRows
 from pyspark_ckpt.operator.run.without_query import BatchFunction
 from pyspark_ckpt.operator.time import NEVER_LATE
 from pyspark_ckpt.sessions.connect_plan import column_name
-from pyspark_ckpt.sessions.kind import is_connect
+from pyspark_ckpt.sessions.session import session_of
 from pyspark_ckpt.settings import HandOver, read_settings
 
 _TIME_MODES = {mode.value.lower(): mode for mode in TimeMode}
@@ -451,7 +451,7 @@ def _plain_name(df: DataFrame, column: str | Column) -> str | None:
     """Return the name of a column of the DataFrame as it is, ``None`` for anything else."""
     if isinstance(column, str) and column in df.columns:
         return column
-    if is_connect(df):
+    if not session_of(df).has_jvm:
         name = column_name(column)
         return name if name in df.columns else None
     try:

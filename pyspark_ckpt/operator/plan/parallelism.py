@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
 
 from pyspark.sql import SparkSession
 
 from pyspark_ckpt.log_fields import library_logger
-from pyspark_ckpt.sessions import connect
-from pyspark_ckpt.sessions.kind import is_connect
+from pyspark_ckpt.sessions.session import session_of
 from pyspark_ckpt.settings import PARALLELISM, read_settings
 
 SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
@@ -87,9 +85,10 @@ def report_parallelism(spark: SparkSession, parallelism: int) -> None:
 
 
 def _tasks_at_once(spark: SparkSession) -> int:
-    if is_connect(spark):
-        return connect.configured_cores(spark) or _OF_SPARK
-    return spark.sparkContext.defaultParallelism
+    session = session_of(spark)
+    if session.has_jvm:
+        return session.tasks_at_once()
+    return session.local_cores() or _OF_SPARK  # a server would run a job to find out
 
 
 def _cores(spark: SparkSession) -> int | None:
@@ -97,22 +96,15 @@ def _cores(spark: SparkSession) -> int | None:
 
     Never how many it has at the moment: a query that is started again must get the same number.
     """
-    conf: Any
-    if is_connect(spark):
-        cores = connect.configured_cores(spark)
-        if cores is not None:
-            return cores
-        conf = spark.conf.getAll
-    else:
-        context = spark.sparkContext
-        master = context.master or ""
-        if master == "local" or master.startswith("local["):
-            return context.defaultParallelism
-        conf = context.getConf()
-    fixed = conf.get("spark.default.parallelism") or conf.get("spark.cores.max")
+    session = session_of(spark)
+    cores = session.local_cores()
+    if cores is not None:
+        return cores
+    setting = session.setting_of_application
+    fixed = setting("spark.default.parallelism") or setting("spark.cores.max")
     if fixed:
         return int(fixed)
-    dynamic = conf.get("spark.dynamicAllocation.enabled", "false") == "true"
+    dynamic = setting("spark.dynamicAllocation.enabled") == "true"
     count = "spark.dynamicAllocation.maxExecutors" if dynamic else "spark.executor.instances"
-    executors = conf.get(count)
-    return int(executors) * int(conf.get("spark.executor.cores", "1")) if executors else None
+    executors = setting(count)
+    return int(executors) * int(setting("spark.executor.cores") or "1") if executors else None

@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from pyspark_ckpt.errors import NotBuiltYetError, PlanError
 from pyspark_ckpt.log_fields import library_logger
-from pyspark_ckpt.sessions.kind import is_connect
+from pyspark_ckpt.sessions.session import session_of
 
 _DATASETS = "org.apache.spark.sql.classic.Dataset"
 _ANY_MODE = "org.apache.spark.sql.catalyst.streaming.InternalOutputModes$Complete$"
@@ -28,7 +28,7 @@ logger = library_logger(__name__)
 
 def has_streaming_row(spark: SparkSession) -> bool:
     """Return whether a session can have such a relation: it is made in the driver's JVM."""
-    return not is_connect(spark)
+    return session_of(spark).has_jvm
 
 
 def streaming_row(spark: SparkSession) -> DataFrame:
@@ -66,7 +66,7 @@ def in_any_mode(df: DataFrame) -> DataFrame:
     If the node of this version of Spark has other parts, it stays as it is, and Spark accepts it
     in its own mode only. Over Spark Connect the plan gets the query's mode when the query starts.
     """
-    if is_connect(df):
+    if not session_of(df).has_jvm:
         return df
     spark = df.sparkSession
     node = df._jdf.queryExecution().analyzed()

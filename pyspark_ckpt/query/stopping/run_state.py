@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any
 
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -20,8 +19,7 @@ from pyspark_ckpt.abort_reason import AbortReason
 from pyspark_ckpt.errors import CheckpointAbortedError, FailedCheckpointsError, SessionEndedError
 from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.query.stopping.failure import cannot_continue
-from pyspark_ckpt.sessions import connect
-from pyspark_ckpt.sessions.kind import is_connect
+from pyspark_ckpt.sessions.session import Session
 
 logger = library_logger(__name__)
 
@@ -69,10 +67,12 @@ class RunState:
     def __init__(
         self,
         query: StreamingQuery,
+        session: Session,
         record: Callable[[FailedCheckpointsError], None] = lambda _: None,
         session_error: Callable[[], SessionEndedError | None] = lambda: None,
     ) -> None:
         self._query = query
+        self._session = session
         self._query_id = query.id
         self._record = record
         self._find_session_error = session_error
@@ -269,7 +269,7 @@ class RunState:
         with self._looking:
             if self._session_error is None and not self._is_ending:
                 found = self._find_session_error()
-                if found is not None and is_connect(self._query) and _process_ends():
+                if found is not None and self._is_left_by_process():
                     self.leave()  # PySpark closes the client, and the server runs the query on
                 elif found is not None:
                     self._session_error = found
@@ -297,7 +297,7 @@ class RunState:
 
         A query of a Spark Connect server is left to it if the failure comes from the process's end.
         """
-        if is_connect(self._query) and _process_ends():
+        if self._is_left_by_process():
             self.leave()
             return
         if self.session_error() is not None:
@@ -310,13 +310,15 @@ class RunState:
             self.note(failure)
             logger.warning("query %s could not be stopped: %s", self._query_id, exc)
 
+    def _is_left_by_process(self) -> bool:
+        return not self._session.has_jvm and _process_ends()
+
     def leave(self) -> None:
         """Warn, once, that the process ends while its Spark Connect server continues the query."""
         if self.is_left:
             return
         self.is_left = True
-        session: Any = self._query
-        if connect.server_ends_with_process(session._session):  # noqa: SLF001  # PySpark's
+        if not self._session.outlives_client:
             return  # as a classic driver ends with its queries
         logger.warning(
             "query %s: this program ends without stopping it. As long as its Spark Connect server "

@@ -33,8 +33,8 @@ from pyspark_ckpt.query.stopping.failure import (
 from pyspark_ckpt.query.stopping.run_state import RunState
 from pyspark_ckpt.restarting.turn import turn_of
 from pyspark_ckpt.savepoint.taker import SavepointTaker, nothing_committed
+from pyspark_ckpt.sessions.session import session_of
 from pyspark_ckpt.spark.query import stop_between_epochs
-from pyspark_ckpt.spark.session import why_ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class RunStops:
                 return run.savepoints.take_of_stopped(stop, directory, savepoint_format)
             except BaseException as exc:
                 self._note_failed_stop(exc, stops=stops)
-                why = why_ended(run.spark) if isinstance(exc, Exception) else None
+                why = session_of(run.spark).why_ended() if isinstance(exc, Exception) else None
                 if why is not None:
                     raise session_stopped(run.query_id, why) from exc
                 raise

@@ -22,6 +22,7 @@ from pyspark_ckpt.history.run_log import (
 )
 from pyspark_ckpt.restarting import rollback as rolling_back
 from pyspark_ckpt.restarting import stopped
+from pyspark_ckpt.sessions.classic import ClassicSession
 from pyspark_ckpt.storage.open import LocalStorage
 from pyspark_ckpt.stores.open import find_store
 from tests.query.harness import (
@@ -194,7 +195,7 @@ def test_an_undo_finds_the_checkpoints_of_the_query(
     with again.running() as query:
         query.processAllAvailable()
         # The call comes from another application.
-        monkeypatch.setattr(stopped, "is_active", lambda *_: False)
+        monkeypatch.setattr(ClassicSession, "is_active", lambda *_: False)
         elsewhere = str(job.base / "elsewhere")
         for force in (True, False):
             with refused(ckpt.RestoreError, "checkpointsDirectory", unchanged=job.location_path):

@@ -27,6 +27,7 @@ from pyspark_ckpt.restarting.turn import turn_of
 from pyspark_ckpt.restore import seeding
 from pyspark_ckpt.restore.location.swap import Swap, begun_swap
 from pyspark_ckpt.restore.rescale import Seed
+from pyspark_ckpt.sessions.classic import ClassicSession
 from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.storage.open import LocalStorage, Storage
 from pyspark_ckpt.stores.directory import CompletedCheckpoints
@@ -50,7 +51,7 @@ def _without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "session_in_use", lambda *_: None)
     monkeypatch.setattr(rollback_decision, "_missing_input", lambda *_: None)
     monkeypatch.setattr(module, "qualified_path", lambda _, path: path)
-    monkeypatch.setattr(stopped, "is_active", lambda *_: False)
+    monkeypatch.setattr(ClassicSession, "is_active", lambda *_: False)
     monkeypatch.setattr(module, "own_session", lambda *_: None)
     monkeypatch.setattr(module, "decide_rollback", decided)
 
@@ -183,7 +184,7 @@ def test_an_untouched_rollback_is_not_finished_under_a_query_that_runs(
         raise RestoreError(msg)
 
     if sign == "active":
-        monkeypatch.setattr(stopped, "is_active", lambda *_: True)
+        monkeypatch.setattr(ClassicSession, "is_active", lambda *_: True)
     else:
         monkeypatch.setattr(stopped, "check_silent", runs)
     before = files_of(location)

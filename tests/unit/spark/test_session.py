@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from pyspark.sql import SparkSession
 
-from pyspark_ckpt.spark.session import reading_session, settings_of
+from pyspark_ckpt.sessions.session import session_of
+from pyspark_ckpt.spark.session import reading_session
 
 
 @pytest.mark.parametrize(
@@ -21,8 +22,8 @@ def test_as_pyspark_reads_them(spark: SparkSession, values: dict[str, str]) -> N
     session = spark.newSession()
     for key, value in values.items():
         session.conf.set(key, value)
-    assert settings_of(session) == session.conf.getAll
-    assert values.items() <= settings_of(session).items()
+    assert session_of(session).settings() == session.conf.getAll
+    assert values.items() <= session_of(session).settings().items()
 
 
 def test_a_session_that_reads_has_the_settings_of_file_systems_and_stores(
@@ -34,6 +35,6 @@ def test_a_session_that_reads_has_the_settings_of_file_systems_and_stores(
     for key, value in {**given, "spark.sql.session.timeZone": "Asia/Tokyo"}.items():
         session.conf.set(key, value)
     reading = reading_session(session)
-    assert given.items() <= settings_of(reading).items()
+    assert given.items() <= session_of(reading).settings().items()
     assert reading.conf.get("spark.sql.session.timeZone") != "Asia/Tokyo"
     assert reading._jsparkSession.sessionState().newHadoopConf().get("fs.s3a.access.key") == "k"

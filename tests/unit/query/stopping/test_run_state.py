@@ -21,6 +21,7 @@ from hypothesis.stateful import (
 
 from pyspark_ckpt.errors import CheckpointAbortedError, FailedCheckpointsError, SessionEndedError
 from pyspark_ckpt.query.stopping.run_state import RunState
+from pyspark_ckpt.sessions.classic import ClassicSession
 
 PATIENCE_S = 30
 NO_CHECKPOINT = FailedCheckpointsError("no last checkpoint")
@@ -65,7 +66,8 @@ def state_of(
     noted: list[Exception],
     session_error: Callable[[], SessionEndedError | None] = lambda: None,
 ) -> RunState:
-    return RunState(cast("Any", run), noted.append, session_error)
+    session = ClassicSession(cast("Any", None))
+    return RunState(cast("Any", run), session, noted.append, session_error)
 
 
 def fail_within(

@@ -12,6 +12,7 @@ from pyspark_ckpt.query.stopping import stops as module
 from pyspark_ckpt.query.stopping.run_state import RunState
 from pyspark_ckpt.query.stopping.stops import RunStops
 from pyspark_ckpt.restarting.turn import turn_of
+from pyspark_ckpt.sessions.classic import ClassicSession
 from tests.faults.leases import ALONE
 
 RUNNING = SimpleNamespace(
@@ -34,7 +35,7 @@ def test_a_savepoint_that_holds_a_restart_up_while_somebody_stops_the_run() -> N
         hold=SimpleNamespace(wait=lambda _: next(holds)), check_not_fenced=out_of_reach
     )
     query = SimpleNamespace(id="q", isActive=True)
-    state = RunState(cast("Any", query))
+    state = RunState(cast("Any", query), ClassicSession(cast("Any", RUNNING)))
     run: Any = SimpleNamespace(
         check_session=lambda: None,
         query_id="q",
@@ -75,7 +76,8 @@ def test_a_restart_finishes_the_last_epoch_while_it_has_the_turn_of_the_location
         runner=SimpleNamespace(
             hold=hold, check_not_fenced=look, lease=ALONE, covers=lambda _: True
         ),
-        state=RunState(cast("Any", query)), last_epochs=SimpleNamespace(finish_begun=look),
+        state=RunState(cast("Any", query), ClassicSession(cast("Any", RUNNING))),
+        last_epochs=SimpleNamespace(finish_begun=look),
     )  # fmt: skip
     assert RunStops(run).to_restart() == "the last epoch"
     assert has_turn == [False, True, True]  # it looks for newer drivers before the stop, too
