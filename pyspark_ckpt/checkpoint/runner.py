@@ -93,15 +93,8 @@ class CheckpointRunner:
         )
         # The thread that waits and the thread of the steps both change the machine.
         self._guard = threading.Lock()
-        self._steps = AttemptSteps(
-            self._machine,
-            self._guard,
-            self._store,
-            self._files,
-            gather,
-            self.listeners.note,
-            RequestMeter(storage.requests).new,
-        )
+        self._gather = gather
+        self._new_requests = RequestMeter(storage.requests).new
         self._thread = self._new_thread()
 
     def _new_thread(self) -> CallThread:
@@ -354,7 +347,7 @@ class CheckpointRunner:
     def _outcome(self, attempt: Attempt) -> tuple[CompletedCheckpoint | AbortedCheckpoint, bool]:
         """Wait for the steps to end or to expire; return also whether they have ended."""
         try:
-            steps = self._thread.submit(partial(self._steps.run, attempt))
+            steps = self._thread.submit(partial(self._publish, attempt))
             while not has_ended(steps, self._expires_in_ms()):
                 with self._guard:
                     aborted = self._expire(attempt)
@@ -372,6 +365,67 @@ class CheckpointRunner:
             raise
         error = steps.exception()
         return (steps.result() if error is None else self._failed(attempt, error)), True
+
+    def _publish(self, attempt: Attempt) -> CompletedCheckpoint:
+        """Take a checkpoint that was triggered, in the thread of the steps; durable on return.
+
+        It raises ``CheckpointAbortedError`` if a subtask has not acknowledged the checkpoint, or if
+        the caller has aborted it while it was under way. Errors of the storage, the store and
+        `gather` pass through.
+        """
+        checkpoint_id = attempt.checkpoint_id
+        with self._guard:
+            if self._machine.state_of(checkpoint_id) is not CheckpointState.COLLECTING:
+                raise _aborted_before(attempt)  # it expired before its turn
+
+        attempt.step = "making its directory"
+        try:
+            self._store.reserve(checkpoint_id)
+        except FileExistsError:
+            last_id = self._store.last_id()
+            with self._guard:
+                self._machine.note_used_id(last_id)
+            raise
+
+        attempt.step = "gathering handles, offsets and source logs"
+        metadata = metadata_of(
+            self._gather(attempt.epoch),  # which checks that every file is there
+            CheckpointKind.CHECKPOINT,
+            checkpoint_id=checkpoint_id,
+            triggered_at_ms=attempt.triggered_at_ms,
+            completed_at_ms=attempt.triggered_at_ms + attempt.duration_ms,
+        )
+        self._store.check_reserved(checkpoint_id)
+
+        # The handle that Spark committed for a subtask is its acknowledgement.
+        acknowledged = [
+            Subtask(operator.uid, number)
+            for operator in metadata.operators
+            for number in range(operator.parallelism)  # a subtask without rows has no handle
+        ]
+        with self._guard:
+            missing = self._machine.acknowledge(checkpoint_id, acknowledged)
+            if missing:
+                raise CheckpointAbortedError(
+                    f"no acknowledgement of {', '.join(f'{s.uid}/{s.number}' for s in missing)}",
+                    AbortReason.NOT_ACKNOWLEDGED,
+                )
+            if not self._machine.publish(checkpoint_id):
+                raise _aborted_before(attempt)
+            self._files.remember(checkpoint_id, metadata)
+            attempt.step = "writing its _metadata, which may have been written: nothing is deleted"
+
+        self._store.add(checkpoint_id, metadata)
+
+        # Made first: nothing may fail once the machine knows that the checkpoint is complete.
+        completed = CompletedCheckpoint.of(
+            checkpoint_id, self.path(checkpoint_id), metadata, self._new_requests()
+        )
+        with self._guard:
+            if not self._machine.published(checkpoint_id):
+                raise _aborted_before(attempt)  # the next start decides
+        self.listeners.note(completed)
+        return completed
 
     def _expires_in_ms(self) -> int | None:
         with self._guard:
@@ -457,97 +511,6 @@ class Attempt:
     def duration_ms(self) -> int:
         """The time that it has taken, also if the wall clock has jumped."""
         return monotonic_ms() - self.began_ms
-
-
-class AttemptSteps:
-    """Takes the checkpoints of one query, one after the other, in the thread that calls it.
-
-    `guard` is held while `machine` is read or changed. `note` is called with each completed
-    checkpoint. `new_requests` returns the requests to the storage since its last call.
-    """
-
-    def __init__(
-        self,
-        machine: CheckpointMachine,
-        guard: threading.Lock,
-        store: CompletedCheckpointStore,
-        files: CheckpointFiles,
-        gather: Callable[[int], EpochContents],
-        note: Callable[[CompletedCheckpoint], None],
-        new_requests: Callable[[], dict[str, int]] = dict,
-    ) -> None:
-        self._machine = machine
-        self._guard = guard
-        self._store = store
-        self._files = files
-        self._gather = gather
-        self._note = note
-        self._new_requests = new_requests
-
-    def run(self, attempt: Attempt) -> CompletedCheckpoint:
-        """Take a checkpoint that was triggered; it is durable on return.
-
-        It raises ``CheckpointAbortedError`` if a subtask has not acknowledged the checkpoint, or if
-        the caller has aborted it while it was under way. Errors of the storage, the store and
-        `gather` pass through.
-        """
-        checkpoint_id = attempt.checkpoint_id
-        with self._guard:
-            if self._machine.state_of(checkpoint_id) is not CheckpointState.COLLECTING:
-                raise _aborted_before(attempt)  # it expired before its turn
-        attempt.step = "making its directory"
-        self._reserve(checkpoint_id)
-        attempt.step = "gathering handles, offsets and source logs"
-        metadata = metadata_of(
-            self._gather(attempt.epoch),
-            CheckpointKind.CHECKPOINT,
-            checkpoint_id=checkpoint_id,
-            triggered_at_ms=attempt.triggered_at_ms,
-            completed_at_ms=attempt.triggered_at_ms + attempt.duration_ms,
-        )
-        self._store.check_reserved(checkpoint_id)
-        self._acknowledge(attempt, metadata)
-        self._store.add(checkpoint_id, metadata)
-        # Made first: nothing may fail once the machine knows that the checkpoint is complete.
-        path = self._store.path(checkpoint_id)
-        completed = CompletedCheckpoint.of(checkpoint_id, path, metadata, self._new_requests())
-        with self._guard:
-            if not self._machine.published(checkpoint_id):
-                raise _aborted_before(attempt)  # the next start decides
-        self._note(completed)
-        return completed
-
-    def _reserve(self, checkpoint_id: int) -> None:
-        try:
-            self._store.reserve(checkpoint_id)
-        except FileExistsError:
-            last_id = self._store.last_id()
-            with self._guard:
-                self._machine.note_used_id(last_id)
-            raise
-
-    def _acknowledge(self, attempt: Attempt, metadata: CheckpointMetadata) -> None:
-        """Acknowledge a checkpoint for all subtasks whose state was read, and begin to publish it.
-
-        It raises ``CheckpointAbortedError`` if a subtask is missing, or if the checkpoint was
-        aborted while it was under way.
-        """
-        subtasks = [
-            Subtask(operator.uid, number)
-            for operator in metadata.operators
-            for number in range(operator.parallelism)  # a subtask without rows has no handle
-        ]
-        with self._guard:
-            missing = self._machine.acknowledge(attempt.checkpoint_id, subtasks)
-            if missing:
-                raise CheckpointAbortedError(
-                    f"no acknowledgement of {', '.join(f'{s.uid}/{s.number}' for s in missing)}",
-                    AbortReason.NOT_ACKNOWLEDGED,
-                )
-            if not self._machine.publish(attempt.checkpoint_id):
-                raise _aborted_before(attempt)
-            self._files.remember(attempt.checkpoint_id, metadata)
-            attempt.step = "writing its _metadata, which may have been written: nothing is deleted"
 
 
 def _aborted_before(attempt: Attempt) -> CheckpointAbortedError:
