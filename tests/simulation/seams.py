@@ -22,10 +22,11 @@ from pyspark_ckpt.checkpoint import cleaning, runner, time_limit
 from pyspark_ckpt.formats import canonical_file
 from pyspark_ckpt.history import listener
 from pyspark_ckpt.operator.durable import local_snapshots
-from pyspark_ckpt.restarting import rollback, rollback_decision, stopped
+from pyspark_ckpt.restarting import rollback, rollback_decision
 from pyspark_ckpt.restore import seeding
 from pyspark_ckpt.restore.rescale import Seed
 from pyspark_ckpt.savepoint import taker
+from pyspark_ckpt.sessions.classic import ClassicSession
 from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.storage import base, local, mount, retrying
 from pyspark_ckpt.storage import open as opening
@@ -139,7 +140,7 @@ def simulated(
         (rollback, "session_in_use", lambda *given: None),
         (rollback_decision, "_missing_input", lambda *given: None),
         (rollback, "qualified_path", lambda spark, path: path),
-        (stopped, "is_active", lambda spark, query_id: False),
+        (ClassicSession, "is_active", lambda self, query_id: False),
         (rollback, "own_session", lambda spark, conf: None),
         (secrets, "token_hex", lambda size=32: f"{names.getrandbits(8 * size):0{2 * size}x}"),
         (uuid, "uuid4", lambda: uuid.UUID(int=names.getrandbits(128))),
