@@ -166,7 +166,7 @@ class Restarts:
         self._record(query, made, ended_at_ms)
         with suppress(CkptError, OSError):  # the next run removes it too
             if done is not None:
-                query._coordinator.check_not_fenced()  # another driver may use such names
+                query._coordinator.lease.check()  # another driver may use such names
                 start.location.storage.delete_directory(done.kept)
         return made
 
@@ -215,7 +215,7 @@ class Restarts:
                 return
             if isinstance(error, FencedError):  # a driver that starts may have no term yet
                 raise error
-            coordinator.check_not_fenced()
+            coordinator.lease.check()
             start = self._make_start(None, parallelism)
             if change is not None:
                 with start.alone():

@@ -108,15 +108,8 @@ class CheckpointRunner:
 
     @property
     def lease(self) -> Lease:
-        """The right to run the query, until another driver takes it over."""
+        """The right to run the query, until another driver or another start here takes it over."""
         return self._store
-
-    def check_not_fenced(self) -> None:
-        """Check that no other driver, or other start in this driver, has taken over the query.
-
-        It raises ``FencedError`` if one has.
-        """
-        self._store.check()
 
     def take_over(self) -> bool:
         """Take back the fence from a driver that was started later.

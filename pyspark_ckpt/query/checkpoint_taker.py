@@ -69,7 +69,7 @@ class CheckpointTaker:
         unknown whether this driver has the fence.
         """
         try:
-            self._runner.check_not_fenced()
+            self._runner.lease.check()
         except FencedError:
             if self._race.standing() is Standing.OURS and not self._take_over():
                 raise

@@ -378,10 +378,6 @@ class CheckpointCoordinator:
         metadata = None if newest is None else self._runner.metadata_of(newest.checkpoint_id)
         return None if newest is None or metadata is None else (newest.path, metadata)
 
-    def check_not_fenced(self) -> None:
-        """Raise a ``FencedError`` if another driver has taken the query over."""
-        self._runner.check_not_fenced()
-
     @property
     def lease(self) -> Lease:
         """The right to change the query's location."""
@@ -485,7 +481,7 @@ class CheckpointCoordinator:
     def refuse_requests(self) -> None:
         """Refuse the open requests, because the query has ended, unless another driver runs it."""
         try:
-            self._runner.check_not_fenced()
+            self._runner.lease.check()
         except FencedError:
             return
         except (CkptError, OSError) as exc:

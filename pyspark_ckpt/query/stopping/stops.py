@@ -93,7 +93,7 @@ class RunStops:
             stop_between_epochs(run.spark, run.query, run.timeout_ms)
             run.join()
             with self._turn():
-                run.runner.check_not_fenced()  # this run begins no epoch if another driver runs
+                run.runner.lease.check()  # this run begins no epoch if another driver runs
                 run.last_epochs.finish_begun(run.runner.lease)
                 if drain:
                     handles_of = partial(all_handles, run.spark, run.files)
@@ -148,7 +148,7 @@ class RunStops:
             if not run.runner.hold.wait(run.timeout_ms / 1000):
                 raise savepoint_under_way(run.query_id)
             with run.state.restarting():
-                run.runner.check_not_fenced()  # the other driver may be about to begin an epoch
+                run.runner.lease.check()  # the other driver may be about to begin an epoch
                 stop_between_epochs(run.spark, run.query, run.timeout_ms)
             run.join()
             run.runner.hold.wait(run.timeout_ms / 1000)
@@ -157,7 +157,7 @@ class RunStops:
             if error is not None:
                 raise error
             with self._turn():
-                run.runner.check_not_fenced()
+                run.runner.lease.check()
                 run.last_epochs.finish_begun(run.runner.lease)
             epoch = run.files.spark_log.committed_epoch()
             if epoch is None:

@@ -279,20 +279,21 @@ def test_a_query_that_could_not_be_stopped_for_a_restart_runs_on_and_saves(
 ) -> None:
     """The store is out of reach at the check of the fence."""
 
-    me, real = threading.get_ident(), CheckpointRunner.check_not_fenced
-
-    def out_of_reach(self: CheckpointRunner) -> None:
-        if threading.get_ident() == me:  # the coordinator's thread has the store all the time
-            msg = "connection reset"
-            raise OSError(msg)
-        real(self)
-
     with session_conf(job.spark, {PARTITIONS: "2"}):
         epoch_of(job)
         query = writer_of(job).start()
         query.processAllAvailable()
+        store: Any = type(query._coordinator.lease)
+        me, real = threading.get_ident(), store.check
+
+        def out_of_reach(self: Any) -> None:
+            if threading.get_ident() == me:  # the coordinator's thread has the store all the time
+                msg = "connection reset"
+                raise OSError(msg)
+            real(self)
+
         with monkeypatch.context() as patched:
-            patched.setattr(CheckpointRunner, "check_not_fenced", out_of_reach)
+            patched.setattr(store, "check", out_of_reach)
             with pytest.raises(OSError, match="connection reset"):
                 query.rescale(3)
         assert query.isActive

@@ -189,13 +189,13 @@ def test_a_drain_that_two_drivers_finish(job: Job, monkeypatch: pytest.MonkeyPat
         patched.setattr(QueryStart, "_start_spark", cut)
         with pytest.raises(InterruptedError):
             query.stopWithSavepoint(drain=True)
-    query._coordinator.check_not_fenced()
+    query._coordinator.lease.check()
     real_run, ran = LastEpochs._run_epoch, []
 
     def run(self: LastEpochs, drain: Drain | None) -> None:
         ran.append(drain)
         with pytest.raises(ckpt.FencedError):
-            query._coordinator.check_not_fenced()
+            query._coordinator.lease.check()
         real_run(self, drain)  # of the first driver
         assert self.finish_last_step()
         job.feed.add([(k, 20, at(5)) for k in KEYS])

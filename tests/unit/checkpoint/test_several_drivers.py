@@ -116,17 +116,17 @@ def test_a_run_that_gives_way_does_not_take_the_fence_back(storage: LocalStorage
     epochs.commit()
     former.take(epochs.committed_epoch, periodic=False)
     former.fence.give_way()
-    former.check_not_fenced()  # the next run has not begun
+    former.lease.check()  # the next run has not begun
     following = epochs.runner()
     assert not former.take_over()
-    following.check_not_fenced()
+    following.lease.check()
     epochs.commit()
     with pytest.raises(CheckpointAbortedError, match="another driver"):
         former.take(epochs.committed_epoch, periodic=False)
     taken = following.take(epochs.committed_epoch, periodic=False)
     assert isinstance(taken, CompletedCheckpoint)
     assert following.take_over()  # as every other run
-    following.check_not_fenced()
+    following.lease.check()
 
 
 @pytest.mark.parametrize("another_came", [False, True])
@@ -141,16 +141,16 @@ def test_a_run_takes_the_fence_back_from_a_next_run_that_could_not_be_started(
     former.fence.give_way()
     following = epochs.runner()
     with pytest.raises(FencedError):
-        former.check_not_fenced()
+        former.lease.check()
     newest = epochs.runner() if another_came else former
     if another_came:
         with pytest.raises(FencedError):
             former.fence.take_back(following.fence.store)
     else:
         former.fence.take_back(following.fence.store)
-    newest.check_not_fenced()
+    newest.lease.check()
     with pytest.raises(FencedError):
-        following.check_not_fenced()
+        following.lease.check()
     epochs.commit()
     assert isinstance(newest.take(epochs.committed_epoch, periodic=False), CompletedCheckpoint)
 

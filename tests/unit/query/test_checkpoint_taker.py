@@ -41,7 +41,7 @@ def test_a_run_that_gives_way_takes_nothing_back_and_is_no_failure(tmp_path: Pat
         taker.take_back_if_fenced()
     with pytest.raises(CheckpointAbortedError):
         taker.take(periodic=False)
-    following.check_not_fenced()
+    following.lease.check()
     assert watched.errors == []
     former.close()
     following.close()

@@ -129,7 +129,7 @@ def test_a_driver_that_was_paused_in_a_checkpoint_leaves_what_a_rollback_has_res
     assert restored <= files_of(inside)
     assert find_store(inside).ids() == []
     with pytest.raises(FencedError):
-        one.check_not_fenced()
+        one.lease.check()
     claimed[-1].check()
 
 

@@ -105,7 +105,7 @@ def test_the_driver_before_takes_the_query_back(
     assert take(epochs, second) == 2
     first.take_over()
     with pytest.raises(FencedError):
-        second.check_not_fenced()
+        second.lease.check()
     assert take(epochs, first) == 3
     assert complete(epochs.storage) == {1: 1, 2: 2, 3: 3}, "none that was acknowledged is lost"
     first.close()

@@ -13,7 +13,7 @@ from pyspark_ckpt.query.stopping.run_state import RunState
 from pyspark_ckpt.query.stopping.stops import RunStops
 from pyspark_ckpt.restarting.turn import turn_of
 from pyspark_ckpt.sessions.classic import ClassicSession
-from tests.faults.leases import ALONE
+from tests.faults.leases import LeaseOf
 
 RUNNING = SimpleNamespace(
     sparkContext=SimpleNamespace(
@@ -32,7 +32,7 @@ def test_a_savepoint_that_holds_a_restart_up_while_somebody_stops_the_run() -> N
         raise OSError(msg)
 
     runner = SimpleNamespace(
-        hold=SimpleNamespace(wait=lambda _: next(holds)), check_not_fenced=out_of_reach
+        hold=SimpleNamespace(wait=lambda _: next(holds)), lease=LeaseOf(out_of_reach)
     )
     query = SimpleNamespace(id="q", isActive=True)
     state = RunState(cast("Any", query), ClassicSession(cast("Any", RUNNING)))
@@ -74,7 +74,7 @@ def test_a_restart_finishes_the_last_epoch_while_it_has_the_turn_of_the_location
         query_id="q", query=query, spark=RUNNING,
         timeout_ms=1000, files=SimpleNamespace(spark_log=log), join=lambda: None,
         runner=SimpleNamespace(
-            hold=hold, check_not_fenced=look, lease=ALONE, covers=lambda _: True
+            hold=hold, lease=LeaseOf(look), covers=lambda _: True
         ),
         state=RunState(cast("Any", query), ClassicSession(cast("Any", RUNNING))),
         last_epochs=SimpleNamespace(finish_begun=look),
