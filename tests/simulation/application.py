@@ -23,6 +23,7 @@ from pyspark_ckpt.checkpoint.runner import CheckpointRunner
 from pyspark_ckpt.errors import CheckpointAbortedError, CkptError, FencedError
 from pyspark_ckpt.formats.handle import Handle, following
 from pyspark_ckpt.formats.metadata import EpochContents
+from pyspark_ckpt.formats.metadata_file import encode_metadata
 from pyspark_ckpt.formats.modes import SavepointFormat
 from pyspark_ckpt.formats.origin import read_origin
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
@@ -31,9 +32,12 @@ from pyspark_ckpt.operator.durable.local_snapshots import BackgroundUploads
 from pyspark_ckpt.operator.durable.materialization import EpochStart, Materializer
 from pyspark_ckpt.operator.run.barrier import make_segment
 from pyspark_ckpt.operator.table.writes import in_frames
+from pyspark_ckpt.restarting.staging import change_in_place, check_can_be_changed, put_back
 from pyspark_ckpt.restore.claim import ClaimedSource
 from pyspark_ckpt.restore.location.start_location import StartLocation
-from pyspark_ckpt.restore.plan import RestoreRequest
+from pyspark_ckpt.restore.location.swap import finish_restart
+from pyspark_ckpt.restore.plan import RestoreRequest, plan_of
+from pyspark_ckpt.restore.source import RestoreSource
 from pyspark_ckpt.savepoint.savepoint import NewSavepoint, run_copies_here
 from pyspark_ckpt.savepoint.taker import SavepointAttempt
 from pyspark_ckpt.settings import ClaimMode
@@ -43,7 +47,7 @@ from pyspark_ckpt.storage.open import Storage, open_storage
 from pyspark_ckpt.storage.retrying import RetryingStorage
 from pyspark_ckpt.stored.savepoint_copy import SubtaskCopy
 from state_backends import StateBackendError
-from tests.faults.starts import filled
+from tests.faults.starts import NO_SPARK, filled
 from tests.simulation.location import SparkFiles
 from tests.simulation.model import SUBTASKS, written
 from tests.simulation.scheduler import Actor, Process
@@ -108,6 +112,7 @@ class Application:
         self.storage: Storage | None = None
         self.runner: CheckpointRunner | None = None
         self.is_stopping = False
+        self.is_restarting = self.is_changing = False
         self.is_running = False
         self.epochs = 0
         self.failure: BaseException | None = None
@@ -155,6 +160,13 @@ class Application:
         finally:
             self.is_running = False
         self.kill()  # what it left ends with it
+
+    def _begin_run(self) -> None:
+        """Begin another run of the query in the same driver, with other state stores of Spark's."""
+        self.run_id = self.world.new_name("run")
+        for executor in self.executors:
+            executor.known = {}
+        self._run()
 
     def _run(self) -> None:
         world = self.world
@@ -220,6 +232,45 @@ class Application:
         if self.failure is not None:
             raise self.failure
         runner.close()
+        if self.is_restarting and not self.is_stopping:
+            self.is_changing = True
+            self._change_in_place(runner, log)
+            self.is_restarting = self.is_changing = False
+            self._begin_run()
+
+    def _change_in_place(self, runner: CheckpointRunner, log: SparkLog) -> None:
+        """Swap the content of the location as a restart in place does; perhaps put it back.
+
+        The new content says the same as the old one. What fails is finished and put back, and the
+        query runs as before.
+        """
+        world, newest = self.world, runner.newest()
+        if newest is None or newest.epoch != log.committed_epoch():
+            return  # its last checkpoint has failed
+        metadata = runner.metadata_of(newest.checkpoint_id)
+        assert metadata is not None
+        source = RestoreSource.of_metadata(newest.path, encode_metadata(metadata))
+        request = RestoreRequest(
+            path=newest.path, claim_mode=ClaimMode.NO_CLAIM, backend_type="heap", source_ids=(0,)
+        )
+        storage = open_storage(self.path)
+        plan = plan_of(source, OPERATORS, request)
+        check_can_be_changed(plan)
+        done = None
+        try:
+            runner.lease.check()
+            done = change_in_place(NO_SPARK, storage, plan, runner.lease)
+        except FencedError:
+            raise
+        except FAILURES as exc:
+            world.scheduler.note(f"the restart in place fails: {type(exc).__name__}: {exc}")
+            done = finish_restart(storage)
+        else:
+            world.restarts += 1
+            if world.chance.random() < 0.7:
+                return
+        if done is not None:
+            put_back(storage, done, runner.lease)
 
     def _gather(self, epoch: int) -> EpochContents:
         def handles_of(operator_id: int) -> tuple[Handle, ...]:
@@ -286,7 +337,7 @@ class Application:
         committed = self.spark.newest("commits")
         begun = self.spark.newest("offsets")
         epoch = 0 if committed is None else committed + 1
-        while not self.is_stopping:
+        while not self.is_stopping and not self.is_restarting:
             world.scheduler.point("begin an epoch")
             if begun is None or begun < epoch:
                 value = world.new_value()
@@ -354,7 +405,8 @@ class Application:
         assert self.query_id is not None
         assert self.storage is not None
         world.scheduler.point("begin a task")
-        old = executor.known.get((number, epoch)) or self.spark.handle(number, epoch)
+        known = executor.known  # of this run, also if the task goes on in the next one
+        old = known.get((number, epoch)) or self.spark.handle(number, epoch)
         if old is None and epoch > 0:
             raise OSError(f"Spark's state store has no version {epoch}")  # a zombie is so late
         storage = open_storage(self.storage.url)
@@ -376,8 +428,8 @@ class Application:
         made = msgspec.structs.replace(handle, epoch=epoch, segments=segments)
         made = following(made, old)
         world.scheduler.point("write the handle")
-        executor.known[number, epoch + 1] = made
-        executor.known.pop((number, epoch - 3), None)
+        known[number, epoch + 1] = made
+        known.pop((number, epoch - 3), None)
         self.spark.write_handle(number, epoch + 1, made)
         world.note_handle()
 

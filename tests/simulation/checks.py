@@ -38,6 +38,7 @@ class Checks:
         self.applications: list[Application] = []
         self.savepoints: dict[str, list[State]] = {}
         self.checkpoints = 0
+        self.restarts = 0
         self.may_crash = True
         self.changes = 0
         self._holds: list[tuple[str, frozenset[str]]] = []

@@ -22,7 +22,7 @@ from pyspark_ckpt.checkpoint import cleaning, runner, time_limit
 from pyspark_ckpt.formats import canonical_file
 from pyspark_ckpt.history import listener
 from pyspark_ckpt.operator.durable import local_snapshots
-from pyspark_ckpt.restarting import rollback, rollback_decision
+from pyspark_ckpt.restarting import rollback, rollback_decision, staging
 from pyspark_ckpt.restore import seeding
 from pyspark_ckpt.restore.rescale import Seed
 from pyspark_ckpt.savepoint import taker
@@ -142,6 +142,7 @@ def simulated(
         (rollback, "qualified_path", lambda spark, path: path),
         (ClassicSession, "is_active", lambda self, query_id: False),
         (rollback, "own_session", lambda spark, conf: None),
+        (staging, "own_session", lambda spark, conf: None),
         (secrets, "token_hex", lambda size=32: f"{names.getrandbits(8 * size):0{2 * size}x}"),
         (uuid, "uuid4", lambda: uuid.UUID(int=names.getrandbits(128))),
     ]

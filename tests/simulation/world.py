@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
+from random import Random
 
 from pyspark_ckpt.formats.modes import SavepointFormat
 from pyspark_ckpt.restarting.rollback import rollback
@@ -75,6 +76,8 @@ class World(Checks):
         wanted = chance.randrange(3, 12)
         self.fates = wanted if fates is None else fates
         self.locations: list[str] = []
+        # By a chance of its own: other histories stay as they are.
+        self.restarts_in_place = Random(f"restarts {seed}").random() < 0.5
         self._names = 0
 
     def run(self) -> None:
@@ -119,6 +122,7 @@ class World(Checks):
                 self._kill_a_driver, self._kill_a_driver, self._pause_a_driver,
                 self._start_two_drivers, self._kill_a_start, self._kill_an_executor,
                 self._cut_the_power, self._take_a_savepoint, self._fork, self._roll_back,
+                *[self._restart_in_place] * (3 if self.restarts_in_place else 0),
             ])  # fmt: skip
             scheduler.note(f"fate: {fate.__name__.strip('_')}")
             fate()
@@ -166,7 +170,9 @@ class World(Checks):
 
     def _pause_a_driver(self) -> None:
         """Another driver starts next to one that seems dead and wakes up later."""
-        last = self._any()
+        self._pause(self._any())
+
+    def _pause(self, last: Application) -> None:
         last.pause(self.chance.randrange(50, 3_000))
         if self.chance.random() < 0.8:
             self._start(last.path, last.restore, last.claim)
@@ -225,6 +231,15 @@ class World(Checks):
             if self.chance.random() < 0.4:  # in the middle of its restore
                 self._let_steps_pass(self.chance.randrange(20, 150))
                 self.newest_at(self.locations[-1]).kill()
+
+    def _restart_in_place(self) -> None:
+        """A driver stops its query between two epochs, and starts it with another content."""
+        application = self._any()
+        application.is_restarting = True
+        if self.chance.random() < 0.5:  # in the middle of it
+            self.scheduler.wait(lambda: application.is_changing or application.has_ended, 300)
+            self._let_steps_pass(self.chance.randrange(1, 60))
+            self.chance.choice([application.kill, lambda: self._pause(application)])()
 
     def _roll_back(self) -> None:
         """Stop a query and put its location back to one of its checkpoints."""
