@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -21,9 +21,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark_ckpt.checkpoint.query_runner import is_of_operators
 from pyspark_ckpt.clock import monotonic_ms, ms_of_text, now_ms
 from pyspark_ckpt.errors import (
-    CheckpointAbortedError,
     CkptError,
-    ConfigurationError,
     FencedError,
     RestoreError,
 )
@@ -35,17 +33,21 @@ from pyspark_ckpt.operator.plan.parallelism import building_with
 from pyspark_ckpt.query.coordinator import CheckpointCoordinator
 from pyspark_ckpt.query.query import CheckpointedQuery
 from pyspark_ckpt.query.start import QueryStart
-from pyspark_ckpt.query.stopping.failure import query_has_ended, restart_failed
+from pyspark_ckpt.query.stopping.failure import restart_failed
 from pyspark_ckpt.restarting.record import InPlaceRestart
-from pyspark_ckpt.restarting.rules import Load, Proposal, RescaleRules, load_of
-from pyspark_ckpt.restarting.staging import (
-    change_in_place,
-    changes_state,
-    check_can_be_changed,
-    put_back,
+from pyspark_ckpt.restarting.restart_decision import (
+    ChangeState,
+    RefuseRestart,
+    RestartDecision,
+    RestartFacts,
+    decide_change,
+    decide_restart,
 )
+from pyspark_ckpt.restarting.rules import Load, Proposal, RescaleRules, load_of
+from pyspark_ckpt.restarting.staging import change_in_place, put_back
 from pyspark_ckpt.restore.location.facts import bound_parallelism
 from pyspark_ckpt.restore.location.swap import Swap, finish_restart
+from pyspark_ckpt.restore.plan import RestorePlan
 from pyspark_ckpt.sessions.session import session_of
 from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.spark.own_session import in_another_thread
@@ -136,12 +138,15 @@ class Restarts:
         """Restart a query; as ``CheckpointedQuery.rescale`` and ``restartWith``."""
         coordinator = query._coordinator
         before = _parallelism(coordinator)
-        self._check(query, coordinator)
+        facts = self._facts(query, coordinator)
+        _check(decide_restart(facts))
         if parallelism is None and callable(program):
             parallelism = before
         start = self._start_of_change(program, parallelism)
         after = start.location.operators.descriptors[0].parallelism
-        _check_against_newest(coordinator, start)
+        facts = replace(facts, wanted_location=start.location.storage.url)
+        _check(decide_restart(facts))
+        _check(decide_restart(replace(facts, plan=_plan_from_newest(coordinator, start))))
         called_at_ms = now_ms()
         logger.info("query %s: restart in place: %s", query.id, reason)
         done, epoch = None, None
@@ -150,7 +155,11 @@ class Restarts:
             ended_at_ms = max(called_at_ms, _last_epoch_ended_at_ms(query) or 0)
             epoch = metadata.epoch
             with start.alone():
-                done = _changed(start, coordinator, path, metadata)
+                decision = decide_change(start.plan_from(path, metadata))
+                _check(decision)
+                if isinstance(decision, ChangeState):
+                    location = start.location.storage
+                    done = change_in_place(start.spark, location, decision.plan, coordinator.lease)
             with building_with(after):
                 start.run(query)
         except BaseException as exc:
@@ -170,19 +179,14 @@ class Restarts:
                 start.location.storage.delete_directory(done.kept)
         return made
 
-    def _check(self, query: CheckpointedQuery, coordinator: CheckpointCoordinator) -> None:
-        if self._place.is_temporary:
-            raise ConfigurationError(
-                f"query {query.id} has a temporary location, which is deleted when the query ends: "
-                "start it with .option('checkpointLocation', path)"
-            )
+    def _facts(self, query: CheckpointedQuery, coordinator: CheckpointCoordinator) -> RestartFacts:
+        log = coordinator.files.spark_log
+        facts = RestartFacts(query.id, log.storage.url, self._place.is_temporary)
+        if facts.is_temporary:
+            return facts
         coordinator.check_session()
-        if not query._query.isActive:
-            raise query_has_ended(query.id)
-        if coordinator.files.spark_log.committed_epoch() is None:
-            raise CheckpointAbortedError(
-                f"query {query.id} has no committed epoch yet: restart it after its first one"
-            )
+        runs = query._query.isActive
+        return replace(facts, runs=runs, committed=log.committed_epoch() if runs else None)
 
     def _start_as_before(
         self,
@@ -271,32 +275,21 @@ def _parallelism(coordinator: CheckpointCoordinator) -> int:
     return coordinator.files.operators.descriptors[0].parallelism
 
 
-def _check_against_newest(coordinator: CheckpointCoordinator, start: QueryStart) -> None:
-    """Refuse a change that does not fit the newest checkpoint, before the query is stopped."""
-    if start.location.storage.url != coordinator.files.spark_log.storage.url:
-        raise ConfigurationError(
-            f"the query runs at {coordinator.files.spark_log.storage.url}, not at "
-            f"{start.location.storage.url}: a restart in place keeps the checkpointLocation"
-        )
+def _check(decision: RestartDecision) -> None:
+    if isinstance(decision, RefuseRestart):
+        raise decision.error
+
+
+def _plan_from_newest(coordinator: CheckpointCoordinator, start: QueryStart) -> RestorePlan | None:
+    """Return what becomes of the newest checkpoint's state; takes a checkpoint if there is none."""
     operators = coordinator.files.operators
     newest = coordinator.newest_metadata()
     if newest is None or not is_of_operators(newest[1], operators):
         coordinator.trigger_checkpoint(waits_for_listeners=False)  # one may wait for the restart
         newest = coordinator.newest_metadata()
-    if newest is not None and is_of_operators(newest[1], operators):
-        check_can_be_changed(start.plan_from(*newest))
-
-
-def _changed(
-    start: QueryStart, coordinator: CheckpointCoordinator, path: str, metadata: CheckpointMetadata
-) -> Swap | None:
-    """Give the location what the new operators need; ``None`` if it has that."""
-    plan = start.plan_from(path, metadata)
-    check_can_be_changed(plan)
-    if not changes_state(plan):
+    if newest is None or not is_of_operators(newest[1], operators):
         return None
-    storage = start.location.storage
-    return change_in_place(start.spark, storage, plan, coordinator.lease)
+    return start.plan_from(*newest)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,7 @@ from dataclasses import replace
 import msgspec
 from pyspark.sql import SparkSession
 
-from pyspark_ckpt.errors import NotBuiltYetError
 from pyspark_ckpt.formats.handle import Handle
-from pyspark_ckpt.formats.metadata import OperatorMetadata
 from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.restore.location.swap import (
     KEPT_BY_RESTART,
@@ -39,58 +37,7 @@ from pyspark_ckpt.storage.open import Storage
 _SWAPPED = ("commits", "offsets", "state")
 _PARTITIONS = "spark.sql.shuffle.partitions"
 
-_TO_DO = "take a savepoint with stopWithSavepoint, and restore it into a fresh checkpointLocation"
-
 logger = library_logger(__name__)
-
-
-def changes_state(plan: RestorePlan) -> bool:
-    """Return whether a query with the plan's operators needs other state stores than it has.
-
-    A query whose operators stay as they are is only started again.
-    """
-    before = {each.uid: each for each in plan.source.metadata.operators}
-    return not all(
-        isinstance(each, CopiedOperator) and _is_at(before[each.uid], each)
-        for each in plan.operators
-    )
-
-
-def _is_at(stored: OperatorMetadata, planned: CopiedOperator) -> bool:
-    """Return whether the location's state stores are what a copied operator needs.
-
-    An operator without handles is always copied, and so is one that gets timers.
-    """
-    wanted = planned.wanted
-    return (
-        stored.operator_id == planned.operator_id
-        and stored.parallelism == wanted.parallelism
-        and stored.time_mode == wanted.time_mode
-    )
-
-
-def check_can_be_changed(plan: RestorePlan) -> None:
-    """Check that the plan can be carried out in place."""
-    plan.check()
-    if changes_state(plan) and plan.spark_operators.operators:
-        raise NotBuiltYetError(
-            "a query with Spark's own stateful operators cannot get other subtasks or operators in "
-            f"place: {_TO_DO}"
-        )
-    if _reads_elsewhere(plan):
-        raise NotBuiltYetError(
-            "a program that reads its sources at other places, or names them otherwise, cannot "
-            f"take over in place, because Spark keeps offsets by places or names: {_TO_DO}"
-        )
-
-
-def _reads_elsewhere(plan: RestorePlan) -> bool:
-    """Return whether Spark would take the location's offsets for those of other sources."""
-    metadata, sources = plan.source.metadata, plan.sources.sources
-    if metadata.source_names or sources.names:
-        return {*metadata.source_names} != {*sources.names}
-    stored = metadata.source_ids or tuple(range(len(plan.source.offsets)))
-    return bool(stored) and stored != sources.ids
 
 
 def change_in_place(

@@ -32,7 +32,7 @@ from pyspark_ckpt.operator.durable.local_snapshots import BackgroundUploads
 from pyspark_ckpt.operator.durable.materialization import EpochStart, Materializer
 from pyspark_ckpt.operator.run.barrier import make_segment
 from pyspark_ckpt.operator.table.writes import in_frames
-from pyspark_ckpt.restarting.staging import change_in_place, check_can_be_changed, put_back
+from pyspark_ckpt.restarting.staging import change_in_place, put_back
 from pyspark_ckpt.restore.claim import ClaimedSource
 from pyspark_ckpt.restore.location.start_location import StartLocation
 from pyspark_ckpt.restore.location.swap import finish_restart
@@ -255,7 +255,6 @@ class Application:
         )
         storage = open_storage(self.path)
         plan = plan_of(source, OPERATORS, request)
-        check_can_be_changed(plan)
         done = None
         try:
             runner.lease.check()

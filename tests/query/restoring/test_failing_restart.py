@@ -13,7 +13,6 @@ from pyspark_ckpt.api import restarts
 from pyspark_ckpt.api.restarts import Restarts
 from pyspark_ckpt.checkpoint.runner import CheckpointRunner
 from pyspark_ckpt.formats.requests import RequestFiles
-from pyspark_ckpt.query.coordinator import CheckpointCoordinator
 from pyspark_ckpt.query.start import QueryStart
 from pyspark_ckpt.restarting import staging
 from pyspark_ckpt.restore.location import swap
@@ -188,7 +187,8 @@ def test_a_restart_that_leaves_the_query_stopped_refuses_requests_and_lets_it_be
     files = RequestFiles(LocalStorage(job.checkpoint_path))
     posted: list[str] = []
 
-    def ends(_: QueryStart, coordinator: CheckpointCoordinator, *__: Any) -> None:
+    def ends(*_: Any) -> None:
+        coordinator = query._coordinator
         posted.append(files.post(request()))
         if why == "somebody stops it":
             coordinator.state.keep_stopped()
@@ -201,7 +201,7 @@ def test_a_restart_that_leaves_the_query_stopped_refuses_requests_and_lets_it_be
         epoch_of(job)
         query = writer_of(job).start()
         query.processAllAvailable()
-        monkeypatch.setattr(restarts, "_changed", ends)
+        monkeypatch.setattr(restarts, "change_in_place", ends)
         with pytest.raises(OSError, match="no swap"):
             query.rescale(3)
         assert not query.isActive
