@@ -86,7 +86,7 @@ class RunState:
         self._savepoints = 0
         self._is_wanted = True
         self._without_checkpoint: FailedCheckpointsError | None = None
-        self._is_closed = False
+        self._is_closed = self._has_failed = False
         self._is_over = False
         self._outcome: Exception | None = None
         self.failure: FailedCheckpointsError | None = None
@@ -119,8 +119,9 @@ class RunState:
 
     def _settle(self) -> None:
         """Let the run be over if nobody does anything about its end any more."""
-        is_stopped = not self._savepoints and self._stopper is not Stopper.RESTART
-        self._is_over = self._is_over or (self._is_closed and is_stopped)
+        is_at_end = self._is_closed or self._has_failed
+        is_free = not self._savepoints and self._stopper is not Stopper.RESTART
+        self._is_over = self._is_over or (is_at_end and is_free)
         self._changed.notify_all()
 
     # Stops, each with the run's end or without.
@@ -309,6 +310,9 @@ class RunState:
         except Exception as exc:  # Spark itself is gone
             self.note(failure)
             logger.warning("query %s could not be stopped: %s", self._query_id, exc)
+        with self._changed:  # the failure is final: the coordinator takes no last checkpoint
+            self._has_failed = self.failure is not None
+            self._settle()
 
     def _is_left_by_process(self) -> bool:
         return not self._session.has_jvm and _process_ends()

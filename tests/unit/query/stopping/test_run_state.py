@@ -246,7 +246,7 @@ class Lives(RuleBasedStateMachine):
         self.state = state_of(self.run, self.records, lambda: self.session)
         self.saves: list[AbstractContextManager[None]] = []
         self.restart: AbstractContextManager[None] | None = None
-        self.is_closed = False
+        self.is_closed = self.is_stopped = False
         self.spark_error: Exception | None = None
         self.said: Exception | None = None
         self.has_ended = self.is_over = False
@@ -266,6 +266,7 @@ class Lives(RuleBasedStateMachine):
 
     @rule()
     def library_stops_the_query(self) -> None:
+        self.is_stopped = self.is_stopped or self.run.is_active or bool(self.records)
         self.state.stop(FailedCheckpointsError("too many failed"))
 
     @rule()
@@ -327,8 +328,8 @@ class Lives(RuleBasedStateMachine):
 
     @invariant()
     def it_has_ended_when_nobody_is_at_its_end_any_more(self) -> None:
-        is_free = self.is_closed and not self.saves and not self.state.is_for_restart
-        self.is_over = self.is_over or is_free
+        is_free = not self.saves and not self.state.is_for_restart
+        self.is_over = self.is_over or ((self.is_closed or self.is_stopped) and is_free)
         session_error = self.state.session_error()
         assert (self.state.ended is None) == (session_error is None and not self.is_over)
 
