@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from tests.lives.walk import FaultError, Walk
@@ -19,6 +20,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("seeds", nargs="*", default=["1-10"], help="numbers, and ranges a-b")
     parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--jobs", type=int, default=1, help="how many walks run at once")
     parser.add_argument("--keep", type=Path, help="where the files of walks with a fault are left")
     given = parser.parse_args(arguments)
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
@@ -26,30 +28,41 @@ def main(arguments: list[str]) -> int:
     done: Counter[str] = Counter()
     checked: Counter[str] = Counter()
     faults = 0
-    for text in given.seeds:
-        first, _, last = text.partition("-")
-        for seed in range(int(first), int(last or first) + 1):
-            base = Path(tempfile.mkdtemp(prefix=f"lives-{seed}-", dir=_fast_directory()))
-            walk, began = Walk(base, seed), time.monotonic()
-            try:
-                walk.run(given.steps)
-                said = "well"
-            except FaultError as exc:
-                faults += 1
-                said = f"FAULT {exc}"
-                if given.keep is not None:
-                    given.keep.mkdir(parents=True, exist_ok=True)
-                    shutil.copytree(base, given.keep / str(seed), symlinks=True, dirs_exist_ok=True)
-            finally:
-                shutil.rmtree(base, ignore_errors=True)
+    seeds = [seed for text in given.seeds for seed in _seeds(text)]
+    with ThreadPoolExecutor(given.jobs) as pool:  # a walk waits for processes of its own
+        walks = [pool.submit(_walk, seed, given.steps, given.keep) for seed in seeds]
+        for each in as_completed(walks):
+            walk, fault, seconds = each.result()
+            faults += fault is not None
             done.update(walk.done)
             checked.update(walk.checked)
-            print(f"seed {seed}: {time.monotonic() - began:.0f} s: {said}", flush=True)
+            said = "well" if fault is None else f"FAULT {fault}"
+            print(f"seed {walk.seed}: {seconds:.0f} s: {said}", flush=True)
     print(f"steps: {sum(n for name, n in done.items() if not name.startswith('refused'))}")
     print("\n".join(f"{n:5} {name}" for name, n in sorted(done.items())))
     print(f"checked: {dict(checked)}")
     print(f"faults: {faults}", flush=True)
     return faults
+
+
+def _seeds(text: str) -> range:
+    first, _, last = text.partition("-")
+    return range(int(first), int(last or first) + 1)
+
+
+def _walk(seed: int, steps: int, keep: Path | None) -> tuple[Walk, FaultError | None, float]:
+    base = Path(tempfile.mkdtemp(prefix=f"lives-{seed}-", dir=_fast_directory()))
+    walk, began, fault = Walk(base, seed), time.monotonic(), None
+    try:
+        walk.run(steps)
+    except FaultError as exc:
+        fault = exc
+        if keep is not None:
+            keep.mkdir(parents=True, exist_ok=True)
+            shutil.copytree(base, keep / str(seed), symlinks=True, dirs_exist_ok=True)
+    finally:
+        shutil.rmtree(base, ignore_errors=True)
+    return walk, fault, time.monotonic() - began
 
 
 def _fast_directory() -> str | None:
