@@ -20,8 +20,13 @@ from pyspark_ckpt.checkpoint.handles import checked_handles
 from pyspark_ckpt.checkpoint.machine import Refusal, Subtask
 from pyspark_ckpt.checkpoint.query_files import QueryFiles
 from pyspark_ckpt.checkpoint.runner import CheckpointRunner
-from pyspark_ckpt.errors import CheckpointAbortedError, CkptError, FencedError
-from pyspark_ckpt.formats.handle import Handle, following
+from pyspark_ckpt.errors import (
+    CheckpointAbortedError,
+    CkptError,
+    FencedError,
+    IncompatibleStateError,
+)
+from pyspark_ckpt.formats.handle import Handle, StateDescriptor, following
 from pyspark_ckpt.formats.metadata import EpochContents
 from pyspark_ckpt.formats.metadata_file import encode_metadata
 from pyspark_ckpt.formats.modes import SavepointFormat
@@ -34,6 +39,7 @@ from pyspark_ckpt.operator.run.barrier import make_segment
 from pyspark_ckpt.operator.table.writes import in_frames
 from pyspark_ckpt.restarting.staging import change_in_place, put_back
 from pyspark_ckpt.restore.claim import ClaimedSource
+from pyspark_ckpt.restore.location.facts import bound_parallelism
 from pyspark_ckpt.restore.location.start_location import StartLocation
 from pyspark_ckpt.restore.location.swap import finish_restart
 from pyspark_ckpt.restore.plan import RestoreRequest, plan_of
@@ -49,7 +55,7 @@ from pyspark_ckpt.stored.savepoint_copy import SubtaskCopy
 from state_backends import StateBackendError
 from tests.faults.starts import NO_SPARK, filled
 from tests.simulation.location import SparkFiles
-from tests.simulation.model import SUBTASKS, written
+from tests.simulation.model import MAX_PARALLELISM, SUBTASKS, keys_of, written
 from tests.simulation.scheduler import Actor, Process
 
 if TYPE_CHECKING:
@@ -58,10 +64,19 @@ if TYPE_CHECKING:
 KEY_SCHEMA = (
     '{"fields":[{"metadata":{},"name":"k","nullable":true,"type":"string"}],"type":"struct"}'
 )
-DESCRIPTOR = OperatorDescriptor(
-    uid="count", parallelism=SUBTASKS, max_parallelism=8, key_schema=KEY_SCHEMA
-)
-OPERATORS = StatefulOperators.of([DESCRIPTOR])
+_STATES = (StateDescriptor("last", "value", KEY_SCHEMA),)
+
+
+def descriptor_of(parallelism: int) -> OperatorDescriptor:
+    """Return the operator with so many subtasks."""
+    return OperatorDescriptor(
+        uid="count",
+        parallelism=parallelism,
+        max_parallelism=MAX_PARALLELISM,
+        key_schema=KEY_SCHEMA,
+    )
+
+
 ATTEMPTS = 4
 """How often Spark runs a task before its query fails."""
 
@@ -113,6 +128,9 @@ class Application:
         self.runner: CheckpointRunner | None = None
         self.is_stopping = False
         self.is_restarting = self.is_changing = False
+        self.parallelism = SUBTASKS
+        self.wanted_parallelism: int | None = None
+        """What a restart in place is to give it."""
         self.is_running = False
         self.epochs = 0
         self.failure: BaseException | None = None
@@ -171,7 +189,11 @@ class Application:
     def _run(self) -> None:
         world = self.world
         storage = open_storage(self.path)
-        location = StartLocation(storage, world.checkpoints_directory, OPERATORS)
+        finish_restart(storage)
+        # The writer has the program built for what the location has by now.
+        self.parallelism = bound_parallelism(storage) or SUBTASKS
+        operators = StatefulOperators.of([descriptor_of(self.parallelism)])
+        location = StartLocation(storage, world.checkpoints_directory, operators)
         request = None
         if self.restore is not None:
             request = RestoreRequest(
@@ -193,13 +215,13 @@ class Application:
             query_id=query_id,
             query_name=None,
             backend_type="heap",
-            operators=OPERATORS,
+            operators=operators,
             source_ids=(0,),
         )
         self.files = files.through(retrying)
         self.runner = CheckpointRunner(
             query_id,
-            frozenset(Subtask("count", number) for number in range(SUBTASKS)),
+            frozenset(Subtask("count", number) for number in range(self.parallelism)),
             retrying,
             world.settings,
             self._gather,
@@ -241,10 +263,12 @@ class Application:
     def _change_in_place(self, runner: CheckpointRunner, log: SparkLog) -> None:
         """Swap the content of the location as a restart in place does; perhaps put it back.
 
-        The new content says the same as the old one. What fails is finished and put back, and the
+        The query gets another number of subtasks. What fails is finished and put back, and the
         query runs as before.
         """
         world, newest = self.world, runner.newest()
+        if not runner.hold.wait(world.settings.timeout_ms / 1000):
+            return  # a savepoint takes longer than a restart waits
         if newest is None or newest.epoch != log.committed_epoch():
             return  # its last checkpoint has failed
         metadata = runner.metadata_of(newest.checkpoint_id)
@@ -254,7 +278,8 @@ class Application:
             path=newest.path, claim_mode=ClaimMode.NO_CLAIM, backend_type="heap", source_ids=(0,)
         )
         storage = open_storage(self.path)
-        plan = plan_of(source, OPERATORS, request)
+        wanted = descriptor_of(self.wanted_parallelism or self.parallelism)
+        plan = plan_of(source, StatefulOperators.of([wanted]), request)
         done = None
         try:
             runner.lease.check()
@@ -274,7 +299,7 @@ class Application:
     def _gather(self, epoch: int) -> EpochContents:
         def handles_of(operator_id: int) -> tuple[Handle, ...]:
             self.world.scheduler.point("read the handles")
-            found = (self.spark.handle(number, epoch + 1) for number in range(SUBTASKS))
+            found = (self.spark.handle(number, epoch + 1) for number in range(self.parallelism))
             present = [handle for handle in found if handle is not None]
             return checked_handles(self.files, epoch, operator_id, present)
 
@@ -340,7 +365,7 @@ class Application:
             world.scheduler.point("begin an epoch")
             if begun is None or begun < epoch:
                 value = world.new_value()
-                if not self.spark.write_offsets(epoch, value):
+                if not self.spark.write_offsets(epoch, value, self.parallelism):
                     raise_concurrent()
                 timeline.begin(epoch, value)
                 begun = epoch
@@ -356,13 +381,13 @@ class Application:
                 world.scheduler.sleep(world.chance.randrange(1, 30))
 
     def _run_tasks(self, epoch: int, value: int) -> None:
-        world = self.world
-        errors: dict[int, list[BaseException]] = {number: [] for number in range(SUBTASKS)}
+        world, parallelism = self.world, self.parallelism
+        errors: dict[int, list[BaseException]] = {number: [] for number in range(parallelism)}
         done: set[int] = set()
 
         def attempt(number: int, executor: Executor) -> None:
             try:
-                self._task(executor, number, epoch, value)
+                self._task(executor, number, parallelism, epoch, value)
                 done.add(number)
             except FAILURES as exc:
                 world.scheduler.note(f"a task failed: {type(exc).__name__}: {exc}")
@@ -378,13 +403,13 @@ class Application:
             launched.append((number, actor))
 
         launched: list[tuple[int, Actor]] = []
-        for number in range(SUBTASKS):
+        for number in range(parallelism):
             launch(number)
             if world.chance.random() < world.twins:
                 launch(number)
-        while len(done) < SUBTASKS:
+        while len(done) < parallelism:
             world.scheduler.wait(lambda: self._needs_attention(done, launched))
-            for number in range(SUBTASKS):
+            for number in range(parallelism):
                 alive = [each for each, actor in launched if each == number and not actor.is_over]
                 if number in done or alive:
                     continue
@@ -393,12 +418,14 @@ class Application:
                 launch(number)
 
     def _needs_attention(self, done: set[int], launched: list[tuple[int, Actor]]) -> bool:
-        if len(done) == SUBTASKS:
+        if len(done) == self.parallelism:
             return True
         alive = {number for number, actor in launched if not actor.is_over}
-        return any(number not in done and number not in alive for number in range(SUBTASKS))
+        return any(number not in done and number not in alive for number in range(self.parallelism))
 
-    def _task(self, executor: Executor, number: int, epoch: int, value: int) -> None:
+    def _task(
+        self, executor: Executor, number: int, parallelism: int, epoch: int, value: int
+    ) -> None:
         """Run one attempt at a subtask's epoch, with the library's code from copy to barrier."""
         world = self.world
         assert self.query_id is not None
@@ -411,14 +438,16 @@ class Application:
         storage = open_storage(self.storage.url)
         directory = executor.directory / self.query_id / str(number)
         with open_local_copy(directory, "heap", storage, old) as copy:
-            handle = old or DESCRIPTOR.first_handle(self.query_id, number, epoch)
+            handle = old or self._first(number, parallelism, epoch)
+            if handle.parallelism != parallelism:
+                raise IncompatibleStateError(f"{number} of {handle.parallelism}, not {parallelism}")
             background = executor.uploads.start if world.uploads_in_background else None
             materializer = Materializer(copy, storage, world.settings.materialization, background)
             start = EpochStart(epoch, world.scheduler.now_ms, self.run_id)
             handle = materializer.advance(handle, start)
             state = dict(copy.backend.scan())
-            world.check_start(self, number, epoch, state)
-            writes = written(value, number, state)
+            world.check_start(self, handle, epoch, state)
+            writes = written(value, keys_of(number, parallelism), state)
             with closing(in_frames(iter(sorted(writes.items())))) as changes:
                 segment = make_segment(
                     storage, handle, changes, epoch, world.settings.inline_threshold_bytes
@@ -431,6 +460,11 @@ class Application:
         known.pop((number, epoch - 3), None)
         self.spark.write_handle(number, epoch + 1, made)
         world.note_handle()
+
+    def _first(self, number: int, parallelism: int, epoch: int) -> Handle:
+        assert self.query_id is not None
+        first = descriptor_of(parallelism).first_handle(self.query_id, number, epoch)
+        return msgspec.structs.replace(first, states=_STATES)
 
 
 def raise_concurrent() -> None:

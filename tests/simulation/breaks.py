@@ -10,7 +10,7 @@ from unittest.mock import patch
 from pyspark_ckpt.checkpoint import cleaning
 from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.operator.durable import local_copy
-from pyspark_ckpt.restore.location import facts, start_location
+from pyspark_ckpt.restore.location import facts, start_location, swap
 from pyspark_ckpt.storage import local
 from pyspark_ckpt.stores.directory import CompletedCheckpoints, DriverTerm
 from tests.simulation import application
@@ -23,7 +23,7 @@ def _nothing(*_: Any, **__: Any) -> None:
     """Do nothing."""
 
 
-def _never(_: Any) -> bool:
+def _never(*_: Any) -> bool:
     return False
 
 
@@ -87,6 +87,10 @@ BREAKS: dict[str, list[tuple[Any, str, Any]]] = {
         (start_location, "is_half_seeded", _never),
     ],
     "directories-of-others": [(local, "_is_durable", _is_there)],
+    "claim-of-a-swap": [
+        (swap._Claim, "check", _nothing),
+        (swap, "_withdraw_unless_claimed", _never),
+    ],
 }
 """What is replaced to break each line."""
 

@@ -17,7 +17,7 @@ from pyspark_ckpt.stores.open import find_store
 from tests.simulation.application import Application
 from tests.simulation.disk import Disk
 from tests.simulation.location import SparkFiles
-from tests.simulation.model import SUBTASKS, State, Timeline, check_handles
+from tests.simulation.model import MAX_PARALLELISM, State, Timeline, check_handles, of_subtask
 from tests.simulation.scheduler import Scheduler, current_actor
 from tests.unit.memory_pointers import SharedPointers
 
@@ -36,7 +36,7 @@ class Checks:
         self.timelines: dict[str, Timeline] = {}
         self.newest: dict[str, Application] = {}
         self.applications: list[Application] = []
-        self.savepoints: dict[str, list[State]] = {}
+        self.savepoints: dict[str, State] = {}
         self.checkpoints = 0
         self.restarts = 0
         self.may_crash = True
@@ -103,7 +103,7 @@ class Checks:
         committed = spark.newest("commits")
         if committed is None:
             return
-        for number in range(SUBTASKS):
+        for number in range(MAX_PARALLELISM):
             found = [spark.handle(number, committed + 1)]
             if not application.has_ended:
                 found += [each.known.get((number, committed + 1)) for each in application.executors]
@@ -185,10 +185,14 @@ class Checks:
             with suppress(ValueError):
                 self._holds.remove(hold)
 
-    def check_start(self, application: Application, number: int, epoch: int, state: State) -> None:
+    def check_start(
+        self, application: Application, handle: Handle, epoch: int, state: State
+    ) -> None:
         """Check the state that a task found when it began."""
         assert application.query_id is not None
-        wanted = self.timelines[application.query_id].after(epoch - 1)[number]
+        whole = self.timelines[application.query_id].after(epoch - 1)
+        number = handle.subtask
+        wanted = of_subtask(whole, number, handle.parallelism)
         assert state == wanted, (
             f"{application.name}, epoch {epoch}: subtask {number} starts with {state}, not {wanted}"
         )

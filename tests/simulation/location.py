@@ -33,9 +33,10 @@ class SparkFiles:
         self._disk = disk
         self._path = path
 
-    def write_offsets(self, epoch: int, value: int) -> bool:
+    def write_offsets(self, epoch: int, value: int, parallelism: int) -> bool:
         """Begin an epoch with an input, unless it has begun; return whether this call began it."""
-        times = {"batchWatermarkMs": 0, "batchTimestampMs": 1, "conf": {}}
+        conf = {"spark.sql.shuffle.partitions": str(parallelism)}
+        times = {"batchWatermarkMs": 0, "batchTimestampMs": 1, "conf": conf}
         offset = json.dumps({"value": value})
         if epoch <= (self.newest("offsets") or -1):
             return False  # Spark drops old entries; a driver that is so late finds the newer ones
@@ -53,7 +54,8 @@ class SparkFiles:
             return False
         text = f'{_VERSION}\n{{"nextBatchWatermarkMs": 0}}'
         is_first = self._add(f"commits/{epoch}", text.encode())
-        for directory in ("offsets", "commits", "state/0/0", "state/0/1"):
+        stores = [f"state/0/{name}" for name in self._names("state/0")]
+        for directory in ("offsets", "commits", *stores):
             found = self._disk.find(self._parts(directory))
             if isinstance(found, _Directory) and len(found.names) > 2 * RETAINED:
                 for name in sorted(found.names, key=_number)[:-RETAINED]:

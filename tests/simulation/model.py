@@ -1,7 +1,8 @@
 """What must be true: the small model that every history is compared with.
 
-An epoch has one input. It changes the state of each subtask by a function that is not commutative,
-so an epoch that is lost, repeated or applied out of its order leaves another state.
+An epoch has one input. It changes the state of some keys by a function that is not commutative, so
+an epoch that is lost, repeated or applied out of its order leaves another state. What it does to a
+key is the same in any subtask.
 """
 
 from __future__ import annotations
@@ -10,28 +11,52 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+import msgspec
+
 from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.operator.durable.stored_files import read_base, segment_changes
+from pyspark_ckpt.operator.rows.keys import key_groups_of
+from pyspark_ckpt.operator.table.stored_keys import encode_key_group
 from pyspark_ckpt.storage.open import Storage
 from state_backends import Changes
 
-KEYS = (b"a", b"b", b"c", b"d", b"e")
+MAX_PARALLELISM = 8
 SUBTASKS = 2
+"""The parallelism of a query until it is rescaled."""
+
+KEYS = tuple(
+    encode_key_group(number % MAX_PARALLELISM) + b"\0" + msgspec.msgpack.encode((name,))
+    for number, name in enumerate("abcdefghij")
+)
+"""The stored keys: some key groups have two."""
 
 State = dict[bytes, bytes]
 
 
-def written(value: int, subtask: int, state: State) -> dict[bytes, bytes | None]:
-    """Return what an epoch with this input writes in a subtask."""
-    digest = hashlib.sha256(b"%d %d" % (value, subtask)).digest()
+def written(value: int, keys: Iterable[bytes], state: State) -> dict[bytes, bytes | None]:
+    """Return what an epoch with this input writes of these keys; each key is on its own."""
     writes: dict[bytes, bytes | None] = {}
-    for number in range(digest[0] % 3):
-        key = KEYS[digest[1 + number] % len(KEYS)]
-        if digest[5 + number] < 40:
-            writes[key] = None
-        else:
-            writes[key] = hashlib.sha256(state.get(key, b"") + digest).digest()[:12]
+    for key in keys:
+        digest = hashlib.sha256(b"%d %s" % (value, key)).digest()
+        if digest[0] < 55:
+            writes[key] = None if digest[1] < 40 else _mixed(state.get(key, b""), digest)
     return writes
+
+
+def _mixed(before: bytes, digest: bytes) -> bytes:
+    return hashlib.sha256(before + digest).digest()[:12]
+
+
+def keys_of(subtask: int, parallelism: int) -> list[bytes]:
+    """Return the keys whose key groups are a subtask's."""
+    groups = key_groups_of(subtask, parallelism, MAX_PARALLELISM)
+    return [key for key in KEYS if int.from_bytes(key[:2], "big") in groups]
+
+
+def of_subtask(state: State, subtask: int, parallelism: int) -> State:
+    """Return the part of a state that is a subtask's."""
+    keys = keys_of(subtask, parallelism)
+    return {key: value for key, value in state.items() if key in keys}
 
 
 def changed(state: State, writes: dict[bytes, bytes | None]) -> State:
@@ -42,21 +67,21 @@ def changed(state: State, writes: dict[bytes, bytes | None]) -> State:
 
 @dataclass
 class Timeline:
-    """The committed history of one query: its inputs, and the state of each subtask."""
+    """The committed history of one query: its inputs, and the state after each epoch."""
 
     query_id: str
     directory: str
     first: int = 0
-    states: list[list[State]] = field(default_factory=list)
+    states: list[State] = field(default_factory=list)
     inputs: dict[int, int] = field(default_factory=dict)
     acknowledged: dict[int, int] = field(default_factory=dict)
     released: set[int] = field(default_factory=set)
     is_moving: bool = False
 
-    def after(self, epoch: int) -> list[State]:
+    def after(self, epoch: int) -> State:
         """Return the state after an epoch."""
         if epoch < self.first:
-            return [{} for _ in range(SUBTASKS)]
+            return {}
         return self.states[epoch - self.first]
 
     def begin(self, epoch: int, value: int) -> None:
@@ -65,9 +90,7 @@ class Timeline:
         assert epoch == self.first + len(self.states), f"epoch {epoch} begins out of order"
         self.inputs[epoch] = value
         before = self.after(epoch - 1)
-        self.states.append(
-            [changed(state, written(value, number, state)) for number, state in enumerate(before)]
-        )
+        self.states.append(changed(before, written(value, KEYS, before)))
 
 
 def stored_state(storage: Storage, handle: Handle) -> State:
@@ -88,12 +111,12 @@ def _apply(state: State, parts: Iterable[Changes]) -> None:
                 state[key] = value
 
 
-def check_handles(
-    storage: Storage, handles: Iterable[Handle], wanted: list[State], where: str
-) -> None:
+def check_handles(storage: Storage, handles: Iterable[Handle], wanted: State, where: str) -> None:
     """Check that the handles of an operator name exactly a state; a missing one is empty."""
-    found = {handle.subtask: stored_state(storage, handle) for handle in handles}
-    for number, state in enumerate(wanted):
-        assert found.get(number, {}) == state, (
-            f"{where}: the state of subtask {number} is {found.get(number, {})}, not {state}"
-        )
+    left = dict(wanted)
+    for handle in handles:
+        state = of_subtask(left, handle.subtask, handle.parallelism)
+        found = stored_state(storage, handle)
+        assert found == state, f"{where}: subtask {handle.subtask} has {found}, not {state}"
+        left = {key: value for key, value in left.items() if key not in state}
+    assert not left, f"{where}: no subtask has {left}"

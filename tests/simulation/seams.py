@@ -20,11 +20,12 @@ from unittest.mock import patch
 from pyspark_ckpt import clock
 from pyspark_ckpt.checkpoint import cleaning, runner, time_limit
 from pyspark_ckpt.formats import canonical_file
+from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.history import listener
 from pyspark_ckpt.operator.durable import local_snapshots
 from pyspark_ckpt.restarting import rollback, rollback_decision, staging
 from pyspark_ckpt.restore import seeding
-from pyspark_ckpt.restore.rescale import Seed
+from pyspark_ckpt.restore.rescale import Seed, rewrite_of
 from pyspark_ckpt.savepoint import taker
 from pyspark_ckpt.sessions.classic import ClassicSession
 from pyspark_ckpt.spark.log import SparkLog
@@ -34,6 +35,7 @@ from pyspark_ckpt.storage.base import Storage
 from pyspark_ckpt.storage.servers import s3
 from pyspark_ckpt.stores import open as stores
 from state_backends import registry
+from tests import rewrites
 from tests.simulation.backend import FileBackend
 from tests.simulation.bucket import Bucket, BucketStorage
 from tests.simulation.disk import Disk, DiskOs, DiskPath, DiskShutil
@@ -102,12 +104,18 @@ def simulated(
         log = SparkLog(scratch.child("location"))
         files = SparkFiles(disk, log.storage.url)
         scheduler.point("Spark writes the seeds")
-        files.write_offsets(0, 0)
+        files.write_offsets(0, 0, seeds[0].operator.parallelism)
         files.commit(0)
         for seed in seeds:
             for handle in seed.handles:
                 files.write_handle(handle.subtask, 1, handle)
         return log
+
+    def move_state(
+        spark: Any, operator: Any, source: Storage, target: Storage, *names: Any, **_: Any
+    ) -> list[Handle]:
+        scheduler.point("Spark moves the state")
+        return rewrites.run(rewrite_of(operator, source.url, target.url, *names))
 
     DiskPath.disk = disk
     BucketStorage.bucket = bucket
@@ -137,6 +145,8 @@ def simulated(
         (s3, "time", sleeping),
         (s3, "random", names),
         (seeding, "write_seeds", write_seeds),
+        (seeding, "move_state", move_state),
+        (staging, "move_state", move_state),
         (rollback, "session_in_use", lambda *given: None),
         (rollback_decision, "_missing_input", lambda *given: None),
         (rollback, "qualified_path", lambda spark, path: path),

@@ -1,8 +1,9 @@
 """A simulated history: applications, their faults, and the checks after every step.
 
 The seed chooses the storage, the settings and the faults. A script of fates then starts, kills,
-pauses and replaces drivers and executors, takes savepoints, forks, rolls back and cuts the power.
-At the end all faults stop, every query runs on for a while, and nothing unneeded may be left.
+pauses and replaces drivers and executors, takes savepoints, forks, rescales in place, rolls back
+and cuts the power. At the end all faults stop, every query runs on for a while, and nothing
+unneeded may be left.
 """
 
 from __future__ import annotations
@@ -235,6 +236,7 @@ class World(Checks):
     def _restart_in_place(self) -> None:
         """A driver stops its query between two epochs, and starts it with another content."""
         application = self._any()
+        application.wanted_parallelism = self.chance.choice([1, 2, 2, 3, 4])
         application.is_restarting = True
         if self.chance.random() < 0.5:  # in the middle of it
             self.scheduler.wait(lambda: application.is_changing or application.has_ended, 300)
