@@ -86,8 +86,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _measure(spark: SparkSession, base: Path, options: argparse.Namespace) -> dict[str, Any]:
     keys = max(1_000, int(_KEYS * options.scale))
-    stopped = _Stopped(spark, base / "query", keys)
-    rest = _Stopped(spark, base / "rest", _ONE_IN)
+    stopped = StoppedQuery(spark, base / "query", keys)
+    rest = StoppedQuery(spark, base / "rest", _ONE_IN)
     rest.imported()  # the first one of a session starts workers
     reads, to_python, imports, at_rest = [], [], [], []
     for number in range(options.repetitions):
@@ -115,7 +115,7 @@ def _measure(spark: SparkSession, base: Path, options: argparse.Namespace) -> di
     }
 
 
-class _Stopped:
+class StoppedQuery:
     """A stopped query of Spark with a key per row of its input."""
 
     def __init__(self, spark: SparkSession, base: Path, keys: int) -> None:

@@ -33,6 +33,7 @@ from benchmarks.cost_per_key import (
     total_of,
     with_an_epoch,
 )
+from benchmarks.import_state import StoppedQuery, WrongImportError
 from benchmarks.machine.cpu import own_processes
 from benchmarks.machine.process_memory import taken_bytes
 from benchmarks.machine.properties import describe_machine
@@ -103,7 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     shutil.rmtree(place)
                     print(backend, millions, measured, flush=True)
             machine = describe_machine(spark)
-        except WrongStateError as exc:
+        except (WrongStateError, WrongImportError) as exc:
             print(f"WRONG RESULT, no figures: {exc}", file=sys.stderr)
             return 1
         finally:
@@ -173,6 +174,11 @@ def _measure(
         counts = ckpt.diff_state(savepoint, edited).counts[["added", "removed", "changed"]]
     if counts.values.tolist() != [[0, 1000, 0]]:
         raise WrongStateError(f"{backend}, {keys} keys: the difference is {counts}")
+    if backend == "rocksdb":  # a query of Spark's own has no backend of ours
+        native = StoppedQuery(spark, base / "native", keys)
+        with peaks.of("import of a query of Spark's own"):
+            native.imported()
+        native.check()
     return peaks.by_step
 
 
