@@ -200,26 +200,15 @@ class Restarts:
 
         A query that stays stopped has failed, for everybody who waits for its end.
         """
-        if query._coordinator.session_error() is not None:
-            coordinator.state.give_up_restart()
-            return  # a run of the next session may have begun
-        if query._query.isActive:
-            return
-        if not coordinator.state.may_start_again():
-            coordinator.state.give_up_restart()
-            coordinator.refuse_requests()
-            return
-        if query._coordinator is not coordinator:  # the new run began, and was stopped
-            _note_that_it_stays_stopped(query, error, error)
-            return
+        is_stopped = False
         try:
-            if coordinator.error_so_far() is not None:
-                coordinator.state.give_up_restart()
-                coordinator.refuse_requests()
+            if query._coordinator.session_error() is not None:
+                return  # a run of the next session may have begun
+            if query._query.isActive:
                 return
-            if isinstance(error, FencedError):  # a driver that starts may have no term yet
-                raise error
-            coordinator.lease.check()
+            is_stopped = True
+            if not _is_to_start_again(query, coordinator, error):
+                return
             start = self._make_start(None, parallelism)
             if change is not None:
                 with start.alone():
@@ -229,11 +218,17 @@ class Restarts:
             if not coordinator.state.may_start_again():  # somebody has stopped the query
                 query._query.stop()
                 return
+            is_stopped = False
         except BaseException as exc:
             _note_that_it_stays_stopped(query, error, exc)
             if isinstance(exc, Exception):
                 return
             raise
+        finally:
+            if query._coordinator is coordinator:  # no other run has begun
+                coordinator.state.give_up_restart()
+            if is_stopped:  # whoever hears of the error finds a query that has ended
+                query._coordinator.wait_until_closed()
         logger.warning("query %s runs as before: its restart in place failed: %s", query.id, error)
         try:
             self._undo()
@@ -253,6 +248,26 @@ class Restarts:
             *both,
             made.pause_ms,
         )
+
+
+def _is_to_start_again(
+    query: CheckpointedQuery, coordinator: CheckpointCoordinator, error: BaseException
+) -> bool:
+    """Return whether a query that its restart has stopped is to start as it was.
+
+    Else everybody who waits for it hears that it stays stopped. ``FencedError`` means that another
+    driver has taken it over.
+    """
+    if coordinator.state.may_start_again() and query._coordinator is not coordinator:
+        _note_that_it_stays_stopped(query, error, error)  # the new run began, and was stopped
+        return False
+    if not coordinator.state.may_start_again() or coordinator.error_so_far() is not None:
+        coordinator.refuse_requests()
+        return False
+    if isinstance(error, FencedError):  # a driver that starts may have no term yet
+        raise error
+    coordinator.lease.check()
+    return True
 
 
 def _note_that_it_stays_stopped(

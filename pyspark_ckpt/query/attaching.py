@@ -198,6 +198,10 @@ def _check_is_one(query: str, ids: Iterable[str]) -> None:
 
 
 def _runs(query: CheckpointedQuery) -> bool:
+    if not query.isActive:
+        return False
+    if query._is_between_runs:  # noqa: SLF001  # Spark would say that it does not
+        return True
     try:
         return query._query.isActive  # noqa: SLF001  # as its server says
     except PySparkException as exc:

@@ -81,6 +81,7 @@ from pyspark_ckpt.storage.fenced import FencedStorage, Lease
 from pyspark_ckpt.storage.open import Storage
 from pyspark_ckpt.storage.retrying import RetryingStorage
 from pyspark_ckpt.stores.base import CompletedCheckpointStore
+from pyspark_ckpt.stores.owner import resolved_path
 
 logger = library_logger(__name__)
 
@@ -168,7 +169,7 @@ class CheckpointCoordinator:
                 taker=self._taker,
                 savepoints=self._savepoints,
                 last_epochs=last_epochs,
-                join=self._join_thread,
+                join=self.wait_until_closed,
                 check_session=self.check_session,
                 under_way=self._under_way,
             )
@@ -216,7 +217,8 @@ class CheckpointCoordinator:
 
     def error_so_far(self) -> Exception | None:
         """Return the error with which the run has failed, if it has, the library's or Spark's."""
-        return self.failure or library_error(self._query.exception(), self._files)
+        known = self.failure or self.state.outcome
+        return known or library_error(self._query.exception(), self._files)
 
     def session_error(self) -> SessionEndedError | None:
         """Return the error of a run whose Spark session has ended under it."""
@@ -254,6 +256,12 @@ class CheckpointCoordinator:
         """Return whether it is a run at a location, or of a query."""
         files = self._files
         return files.spark_log.storage.url == location or files.query_id == query_id
+
+    def runs_elsewhere(self, location: Storage, query_id: str) -> bool:
+        """Return whether it is a run of a query, not ended, at another location than this one."""
+        files = self._files
+        is_of_query = files.query_id == query_id and not self.has_ended
+        return is_of_query and resolved_path(files.spark_log.storage) != resolved_path(location)
 
     def end_if_session_ended(self, *, waits: bool) -> None:
         """Let a run whose session has ended do nothing any more; perhaps wait for its end."""
@@ -310,8 +318,10 @@ class CheckpointCoordinator:
             self._runner.hold.wait(timeout_seconds)  # another start would clean its files
             self.listeners.wait(timeout_seconds or self._settings.timeout_ms / 1000)
 
-    def _join_thread(self) -> None:
-        self._thread.join()
+    def wait_until_closed(self) -> None:
+        """Wait until it does no more for a run that has ended; savepoints may be under way."""
+        if threading.current_thread() is not self._thread:
+            self._thread.join(self.timeout_s)
 
     def entries(self) -> list[HistoryEntry]:
         """Return the retained checkpoints, then savepoints, then attempts aborted in this run.
@@ -400,16 +410,14 @@ class CheckpointCoordinator:
 
     def _run(self) -> None:
         """Checkpoint the query until it ends; any error here ends it."""
-        outcome: Exception | None = None
         try:
             with log_fields(query=self._files.query_id):
-                outcome = self._checkpoint_until_the_end()
+                self._checkpoint_until_the_end()
         finally:
             if not self.state.is_left:  # else the query runs on
-                self.state.close(outcome)
+                self.state.close()
 
-    def _checkpoint_until_the_end(self) -> Exception | None:
-        """Return the error with which Spark's query ended."""
+    def _checkpoint_until_the_end(self) -> None:
         has_failed = False
         try:
             while not ended_within(self._query, self._wait_seconds()):
@@ -419,19 +427,21 @@ class CheckpointCoordinator:
                 self._housekeeping.do(has_won=self._race.has_won)
                 if self._runner.due_in_ms() <= 0:
                     self._taker.take_periodic()
-        except StreamingQueryException:
+        except StreamingQueryException as exc:
             has_failed = True  # the user gets it from the query itself
+            self.state.fail(library_error(exc, self._files))
         except BaseException as exc:
             self.state.cannot_continue(exc)
         if self.state.is_left:
-            return None  # without an end of the run, because the query runs on
+            return  # without an end of the run, because the query runs on
         if self._ended_with_session(has_failed=has_failed):
             # A run of the next session may have begun, and what is unfinished is its work: this
             # run takes and deletes no checkpoint.
             self._try("stopping Spark's query", self._stop_without_session)
-            return self._close(continues=False)
+            self._close(continues=False)
+            return
         self.state.end()
-        return self._end(has_failed=has_failed or self.failure is not None)
+        self._end(has_failed=has_failed or self.failure is not None)
 
     def _ended_with_session(self, *, has_failed: bool) -> bool:
         """Return whether the run has ended because its session did.
@@ -454,29 +464,27 @@ class CheckpointCoordinator:
     def _wait_seconds(self) -> float:
         return min(max(self._runner.due_in_ms(), 1), POLL_MS) / 1000
 
-    def _end(self, *, has_failed: bool) -> Exception | None:
+    def _end(self, *, has_failed: bool) -> None:
         """Take the last checkpoint, or delete all checkpoints, as the settings say."""
         retention = self._settings.retention
         is_kept = self.state.is_for_restart or retention is Retention.RETAIN_ON_CANCELLATION
         retains = is_kept or (retention is Retention.DELETE_ON_CANCELLATION and has_failed)
         if retains and not has_failed:
             self._take_last()
-        outcome = self._close(continues=self.state.is_for_restart)
+        self._close(continues=self.state.is_for_restart)
         if not retains:
             self._discard()
-        return outcome
 
-    def _close(self, *, continues: bool) -> Exception | None:
+    def _close(self, *, continues: bool) -> None:
         """Record why the run ended and close what it used; a run that follows gets the requests."""
         end_callback_thread(self.run_id)
         self._try("closing the live states", self.live.close)
-        outcome = self._record_end()
+        self._record_end()
         if self._reporters is not None:
             self._try("ending the reports of metrics", self._reporters.close)
         if not continues:
             self._try("refusing requests", self.refuse_requests)
         self._try("closing the checkpoints", self._runner.close)
-        return outcome
 
     def refuse_requests(self) -> None:
         """Refuse the open requests, because the query has ended, unless another driver runs it."""
@@ -488,17 +496,19 @@ class CheckpointCoordinator:
             logger.warning("%s: it is unknown whether another driver runs it: %s", self._name, exc)
         self.requests.close()
 
-    def _record_end(self) -> Exception | None:
-        """Record why the query ended, after the checkpoints that ended before, and return it."""
+    def _record_end(self) -> None:
+        """Record why the query ended, after the checkpoints that ended before."""
         self.listeners.wait_for_own(LISTENERS_PATIENCE_S)
         try:
             error = self.error_so_far()
-        except Exception as exc:  # Spark ends now
-            error = exc
+        except Exception as exc:  # Spark ends now; a failure has been noted before
+            logger.warning("%s: Spark does not say how it ended: %s", self._name, exc)
+            error = None
+        if error is not None and self.failure is None:
+            self.state.fail(error)
         session = session_of(self._spark)
         asks_spark = session.has_jvm or session.why_ended() is None
         self._recorder.end(error, asks_spark=asks_spark)
-        return error
 
     def _take_last(self) -> None:
         try:
@@ -512,7 +522,12 @@ class CheckpointCoordinator:
                 )
 
     def _discard(self) -> None:
-        if not self._race.has_won:
+        try:
+            has_won = self._race.has_won
+        except Exception as exc:  # Spark ends now
+            logger.warning("%s: its checkpoints are not deleted: %s", self._name, exc)
+            return
+        if not has_won:
             logger.warning(
                 "%s: its checkpoints are not deleted, because this run has committed no epoch and "
                 "another driver may run the query",

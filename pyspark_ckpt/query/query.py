@@ -530,12 +530,13 @@ class CheckpointedQuery(StreamingQuery):
                 if self._coordinator.session_error() is not None:
                     break
                 if isinstance(exc, StreamingQueryException):
-                    self._coordinator.join()  # until the query has ended for all who ask
+                    # Until the query has ended for all who ask.
+                    self._coordinator.state.wait_until_told(self._coordinator.timeout_s)
                     raise
                 self._ended_before(exc)
             if not self._has_another_run(query, None):
                 break
-        if self._coordinator.session_error() is not None:
+        if self._coordinator.session_error() is not None or self._coordinator.failure is not None:
             self._coordinator.join()
         self._raise_failure()
 
@@ -875,6 +876,11 @@ class CheckpointedQuery(StreamingQuery):
         not run.
         """
         return self._ended is None
+
+    @property
+    def _is_between_runs(self) -> bool:
+        """Whether a stop with a savepoint or a restart in place is under way."""
+        return self._restarts_in is not None or self._coordinator.state.is_being_stopped
 
     @property
     def _ended(self) -> Ended | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,7 +114,8 @@ class ClassicSession:
     def session_for_query(self) -> SparkSession | None:
         return None
 
-    def new_session(self, conf: Mapping[str, str]) -> SparkSession:
+    def new_session(self, takes: Callable[[str], bool]) -> SparkSession:
+        conf = {key: value for key, value in self.settings().items() if takes(key)}
         return _with(python_session(self.spark, self.spark._jsparkSession.newSession()), conf)
 
     def stream_writer(self, df: DataFrame) -> DataStreamWriter:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,8 +72,8 @@ class ConnectSession:
         # session of it.
         return connect.new_session(self.spark)
 
-    def new_session(self, conf: Mapping[str, str]) -> SparkSession:
-        del conf  # a new session has that of the one that it is made of
+    def new_session(self, takes: Callable[[str], bool]) -> SparkSession:
+        del takes  # a new session has the conf of the one that it is made of
         return connect.new_session(self.spark)
 
     def stream_writer(self, df: DataFrame) -> Any:

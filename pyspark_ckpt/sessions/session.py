@@ -6,7 +6,7 @@ differs between the two is a method here, or asks `has_jvm`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
@@ -80,8 +80,8 @@ class Session(Protocol):
     def session_for_query(self) -> SparkSession | None:
         """Return the session in which a query has to start, ``None`` for the user's own."""
 
-    def new_session(self, conf: Mapping[str, str]) -> SparkSession:
-        """Return a new session, whose conf has these settings."""
+    def new_session(self, takes: Callable[[str], bool]) -> SparkSession:
+        """Return a new session with the settings whose keys are taken, or with all of them."""
 
     def stream_writer(self, df: DataFrame) -> Any:
         """Return PySpark's own stream writer, also where ``df.writeStream`` was replaced."""

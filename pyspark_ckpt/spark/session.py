@@ -38,13 +38,9 @@ def reading_session(spark: SparkSession) -> SparkSession:
     The user's session may get other settings while the query runs. Settings without Spark's prefix
     are Hadoop's, as ``fs.s3a.access.key``: Spark gives them to its file systems.
     """
-    session = session_of(spark)
-    read = {
-        key: value
-        for key, value in session.settings().items()
-        if key.startswith(_STATE_STORE_SETTINGS) or not key.startswith("spark.")
-    }
-    return session.new_session(read)
+    return session_of(spark).new_session(
+        lambda key: key.startswith(_STATE_STORE_SETTINGS) or not key.startswith("spark.")
+    )
 
 
 def session_in_use(

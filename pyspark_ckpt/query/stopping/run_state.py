@@ -110,12 +110,28 @@ class RunState:
         with self._looking:
             self._is_ending = True
 
-    def close(self, outcome: Exception | None) -> None:
-        """Note that the coordinator does no more for the run, and Spark's own error."""
+    def fail(self, outcome: Exception | None) -> None:
+        """Note Spark's own error: the run takes no last checkpoint, so nothing changes any more."""
         with self._changed:
             self._outcome = outcome
+            self._has_failed = outcome is not None
+            self._settle()
+
+    @property
+    def outcome(self) -> Exception | None:
+        """Spark's own error, as far as somebody has noted it."""
+        return self._outcome
+
+    def close(self) -> None:
+        """Note that the coordinator does no more for the run."""
+        with self._changed:
             self._is_closed = True
             self._settle()
+
+    def wait_until_told(self, timeout_s: float) -> None:
+        """Wait until the run has failed or is closed, because Spark has said that it ended."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._has_failed or self._is_closed, timeout_s)
 
     def _settle(self) -> None:
         """Let the run be over if nobody does anything about its end any more."""
@@ -167,6 +183,11 @@ class RunState:
             self.note(error)
 
     @property
+    def is_being_stopped(self) -> bool:
+        """Whether a stop with a savepoint or a restart in place is under way."""
+        return self._savepoints > 0 or self._stopper is Stopper.RESTART
+
+    @property
     def is_wanted(self) -> bool:
         """Whether nobody has stopped the run for good."""
         return self._is_wanted
@@ -188,7 +209,9 @@ class RunState:
         is_active = self._query.isActive
         with self._changed:
             self.begin_restart()
-            if not is_active or self._stopper is not Stopper.NOBODY or not self._is_wanted:
+            # A stop with a savepoint may have come and gone since Spark was asked.
+            has_ended = not is_active or self._is_closed
+            if has_ended or self._stopper is not Stopper.NOBODY or not self._is_wanted:
                 raise self._is_stopped()
             self._stopper = Stopper.RESTART
         try:
@@ -310,6 +333,7 @@ class RunState:
         except Exception as exc:  # Spark itself is gone
             self.note(failure)
             logger.warning("query %s could not be stopped: %s", self._query_id, exc)
+            return  # it may run on
         with self._changed:  # the failure is final: the coordinator takes no last checkpoint
             self._has_failed = self.failure is not None
             self._settle()

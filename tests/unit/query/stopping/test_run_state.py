@@ -157,7 +157,7 @@ def test_a_restart_that_gives_up_leaves_the_stop_of_somebody_else(state: RunStat
 
 def test_savepoints_after_the_end_do_not_begin_the_run_again(run: Run, state: RunState) -> None:
     run.stop()
-    state.close(None)
+    state.close()
     second_is_there, second_may_end = threading.Event(), threading.Event()
 
     def second() -> None:
@@ -261,8 +261,16 @@ class Lives(RuleBasedStateMachine):
     def coordinator_closes(self) -> None:
         if self.state.session_error() is None:
             self.state.end()
-        self.state.close(self.state.failure or self.spark_error)
+        self.coordinator_hears_of_the_end()
+        self.state.close()
         self.is_closed = True
+
+    @rule()
+    @precondition(lambda self: not self.run.is_active and not self.is_closed)
+    def coordinator_hears_of_the_end(self) -> None:
+        if self.spark_error is not None:
+            self.state.fail(self.spark_error)
+            self.is_stopped = True
 
     @rule()
     def library_stops_the_query(self) -> None:
