@@ -19,6 +19,7 @@ from pyspark_ckpt.errors import CkptError, RestoreError
 from pyspark_ckpt.formats.layout import DRAIN_MARKER, DRIVERS
 from pyspark_ckpt.history.run_log import SILENCE_MS, OpenRuns, RecordedRuns, run_record_kind
 from pyspark_ckpt.log_fields import library_logger
+from pyspark_ckpt.restarting.turn import runs_at_a_copy
 from pyspark_ckpt.restore.location.seedings import is_half_seeded
 from pyspark_ckpt.restore.location.swap import Swap, begun_swap, is_untouched
 from pyspark_ckpt.restore.location.way_back import query_id_at, readable_query_id
@@ -80,7 +81,9 @@ def inspect_stopped(
     facts = replace(facts, query_id=query_id, is_half_seeded=is_half_seeded(location))
     if query_id is None or facts.is_half_seeded:
         return facts
-    facts = replace(facts, found_id=readable_query_id(location), runs=_runs(spark, query_id))
+    facts = replace(
+        facts, found_id=readable_query_id(location), runs=_runs(location, spark, query_id)
+    )
     try:
         place = _place(location, given, query_id, force=force)
     except RestoreError as exc:
@@ -149,10 +152,10 @@ def check_not_draining(location: Storage) -> None:
         raise still_draining(location.url)
 
 
-def _runs(spark: SparkSession, query_id: str) -> Runs:
+def _runs(location: Storage, spark: SparkSession, query_id: str) -> Runs:
     session = session_of(spark)
     if session.is_active(query_id):
-        return Runs.HERE
+        return Runs.NOWHERE if runs_at_a_copy(location, query_id) else Runs.HERE
     if session.runs_on_server(query_id):
         return Runs.ON_SERVER
     return Runs.NOWHERE

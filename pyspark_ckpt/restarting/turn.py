@@ -32,6 +32,9 @@ class RunOfProcess(Protocol):
     def is_at(self, location: str, query_id: str | None) -> bool:
         """Return whether it is a run at a location, or of a query."""
 
+    def runs_elsewhere(self, location: Storage, query_id: str) -> bool:
+        """Return whether it is a run of a query, not ended, at another location than this one."""
+
     def end_if_session_ended(self, *, waits: bool) -> None:
         """Let a run whose Spark session has ended do nothing more; perhaps wait for its end."""
 
@@ -61,6 +64,16 @@ def end_former_runs(location: Storage) -> None:
         query_id = SparkLog(location).query_id()
     for run in runs:
         run.end_if_session_ended(waits=run.is_at(location.url, query_id))
+
+
+def runs_at_a_copy(location: Storage, query_id: str) -> bool:
+    """Return whether this process runs a query at another location, one of which is a copy.
+
+    A copy has the query's id, by which Spark knows its runs. Spark runs it once at a time.
+    """
+    with _locations_guard:
+        runs = list(_runs)
+    return any(run.runs_elsewhere(location, query_id) for run in runs)
 
 
 def turn_of(location: str) -> threading.Lock:

@@ -21,6 +21,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("seeds", nargs="*", default=["1-10"], help="numbers, and ranges a-b")
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--jobs", type=int, default=1, help="how many walks run at once")
+    parser.add_argument("--minutes", type=float, help="begin no walk after so many minutes")
     parser.add_argument("--keep", type=Path, help="where the files of walks with a fault are left")
     given = parser.parse_args(arguments)
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
@@ -29,15 +30,25 @@ def main(arguments: list[str]) -> int:
     checked: Counter[str] = Counter()
     faults = 0
     seeds = [seed for text in given.seeds for seed in _seeds(text)]
+    until = None if given.minutes is None else time.monotonic() + 60 * given.minutes
+    began = 0
+
+    def walk_in_time(seed: int) -> tuple[Walk, FaultError | None, float] | None:
+        is_late = until is not None and time.monotonic() > until
+        return None if is_late else _walk(seed, given.steps, given.keep)
+
     with ThreadPoolExecutor(given.jobs) as pool:  # a walk waits for processes of its own
-        walks = [pool.submit(_walk, seed, given.steps, given.keep) for seed in seeds]
-        for each in as_completed(walks):
-            walk, fault, seconds = each.result()
+        for each in as_completed([pool.submit(walk_in_time, seed) for seed in seeds]):
+            if (result := each.result()) is None:
+                continue
+            began += 1
+            walk, fault, seconds = result
             faults += fault is not None
             done.update(walk.done)
             checked.update(walk.checked)
             said = "well" if fault is None else f"FAULT {fault}"
             print(f"seed {walk.seed}: {seconds:.0f} s: {said}", flush=True)
+    print(f"walks: {began} of {len(seeds)}")
     print(f"steps: {sum(n for name, n in done.items() if not name.startswith('refused'))}")
     print("\n".join(f"{n:5} {name}" for name, n in sorted(done.items())))
     print(f"checked: {dict(checked)}")

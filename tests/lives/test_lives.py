@@ -1,4 +1,4 @@
-"""Walks over the lives of queries; CI runs more of them, and longer ones, by `make lives`."""
+"""Walks over the lives of queries; CI runs more of them, and longer ones, by `make lives-ci`."""
 
 from __future__ import annotations
 

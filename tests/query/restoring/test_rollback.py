@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -314,6 +315,23 @@ def test_a_rollback_that_is_overtaken_at_its_last_step_changes_nothing(
     again.run()
     wanted = expected_after(job.feed.rows, 20) if finished else expected(job.feed.rows)
     assert again.result() == wanted
+
+
+@pytest.mark.further
+def test_a_location_whose_copy_runs_goes_back(job: Job) -> None:
+    """The copy has the same query id, and neither is touched by what the other one does."""
+    job, names, location = three_epochs(job)
+    copy = job.but(location="copy", out="out-of-copy")
+    shutil.copytree(location, copy.location_path)
+    with copy.running() as query:
+        query.processAllAvailable()
+        done = ckpt.rollback(location, names[0])
+        with pytest.raises(ckpt.RestoreError, match=rf"runs at {copy.location_path}: stop it"):
+            ckpt.rollback(str(copy.location_path), names[0])
+        ckpt.rollback(location, Path(done.kept).name)
+        query.processAllAvailable()
+        assert query.isActive
+    assert job.result() == expected(job.feed.rows)
 
 
 @pytest.mark.further
