@@ -115,6 +115,7 @@ class CheckpointCoordinator:
         self._files = files
         self._settings = settings
         self._under_way = WorkUnderWay()
+        self._why_ended: str | None = None
         self._race = EpochRace(streaming_query, files.spark_log)
         storage = RetryingStorage(files.storage)
         self._runner = runner_of(self._spark, files, storage, settings, store)
@@ -226,12 +227,13 @@ class CheckpointCoordinator:
 
     def why_session_ended(self) -> str | None:
         """Return why the run's session is gone, also after the run's own end; else ``None``."""
-        return session_of(self._spark).why_ended()
+        # It stays: while what was made of the session is released, nothing shows that it ended.
+        self._why_ended = self._why_ended or session_of(self._spark).why_ended()
+        return self._why_ended
 
     def _end_of_session(self) -> SessionEndedError | None:
         """Return the error of the run if its session has ended; it then has no fence any more."""
-        session = session_of(self._spark)
-        why = session.why_ended()
+        session, why = session_of(self._spark), self.why_session_ended()
         if why is None:
             return None
         self._runner.fence.give_way()
