@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from inspect import signature
 from typing import Any
 
 import msgspec
@@ -19,7 +18,6 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from pyspark_ckpt.errors import CkptError, ProcessorError
 from pyspark_ckpt.formats.handle import Handle, StateDescriptor, decode_handle, encode_handle
@@ -33,13 +31,8 @@ from pyspark_ckpt.storage.open import open_storage
 from pyspark_ckpt.stored.state import StoredState
 from pyspark_ckpt.values.arrow import in_type
 from pyspark_ckpt.values.given import cast
-from pyspark_ckpt.values.time_zones import in_python_zones
+from pyspark_ckpt.values.time_zones import arrow_schema, in_python_zones
 from pyspark_ckpt.values.words import shortened
-
-_IN_UTC: dict[str, Any] = (
-    {"timezone": "UTC"} if "timezone" in signature(to_arrow_schema).parameters else {}
-)
-"""PySpark 4.0 has no such argument: its timestamps are in UTC by default."""
 
 _NUMBERS = ("integer", "floating", "mixed-integer-float")
 """What pandas calls columns of numbers."""
@@ -118,7 +111,7 @@ class _ReadTable:
 
     @marks_errors
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        schema = to_arrow_schema(self._read.schema, **_IN_UTC)
+        schema = arrow_schema(self._read.schema)
         storage = open_storage(self._read.source)
         for batch in batches:
             for place in batch.column(0).to_pylist():
@@ -174,7 +167,7 @@ class ChangeRows:
     @marks_errors
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield what the function returns for each batch."""
-        schema = to_arrow_schema(self._schema, **_IN_UTC)
+        schema = arrow_schema(self._schema)
         for batch in batches:
             if batch.num_rows:
                 rows = _in_python_zones(pa.Table.from_batches([batch]))
@@ -201,8 +194,8 @@ class RekeyRows:
     @marks_errors
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield the rows under their new keys."""
-        schema = to_arrow_schema(self._schema, **_IN_UTC)
-        keys_schema = to_arrow_schema(self._new, **_IN_UTC)
+        schema = arrow_schema(self._schema)
+        keys_schema = arrow_schema(self._new)
         for batch in batches:
             if not batch.num_rows:
                 continue

@@ -8,13 +8,22 @@ from __future__ import annotations
 
 import datetime
 import re
+from inspect import signature
+from typing import Any
 
 import pyarrow as pa
 from pyarrow.lib import string_to_tzinfo
+from pyspark.sql import types as T
+from pyspark.sql.pandas.types import to_arrow_schema
 
 from pyspark_ckpt.errors import PlanError
 
 SESSION_ZONE = "spark.sql.session.timeZone"
+
+_IN_UTC: dict[str, Any] = (
+    {"timezone": "UTC"} if "timezone" in signature(to_arrow_schema).parameters else {}
+)
+"""PySpark 4.0 has no such argument: its timestamps are in UTC by default."""
 
 _OFFSET = re.compile(
     r"(?:UTC|GMT|UT)?([+-])(\d{1,2})(?::(\d{1,2})|(\d{2}))?(?::?(\d{2}))?"
@@ -70,3 +79,11 @@ def in_python_zones(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_struct(kind):
         return pa.struct([field.with_type(in_python_zones(field.type)) for field in kind])
     return kind
+
+
+def arrow_schema(schema: T.StructType) -> pa.Schema:
+    """Return the Arrow schema of rows that a task gives to Spark, whose timestamps are in UTC.
+
+    Later versions of PySpark take no schema with timestamps without a zone to write them in.
+    """
+    return to_arrow_schema(schema, **_IN_UTC)

@@ -17,7 +17,6 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from pyspark_ckpt.operator.descriptor import decode_runtime
 from pyspark_ckpt.operator.quarantine.releases import release_files
@@ -26,6 +25,7 @@ from pyspark_ckpt.operator.rows.sides import NO_KEY_GROUP, SideRows
 from pyspark_ckpt.operator.run.task_epoch import epoch_of_task
 from pyspark_ckpt.operator.task_failure import marks_errors
 from pyspark_ckpt.settings import RUNTIME_KEY
+from pyspark_ckpt.values.time_zones import arrow_schema
 
 INITIAL_EPOCH = 0
 """The epoch that starts from the initial state."""
@@ -120,7 +120,7 @@ class _Adding(_Gate):
         self._values: dict[str, list[Any]] = {field.name: [None] * len(tokens) for field in schema}
         self._values |= {KEY_GROUP: [NO_KEY_GROUP] * len(tokens), TOKEN: list(tokens)}
         self._values |= {flag: [True] * len(tokens)}
-        self._schema = to_arrow_schema(schema)
+        self._schema = arrow_schema(schema)
 
     @marks_errors
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
