@@ -65,7 +65,7 @@ _own_servers: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 _touched_at: WeakKeyDictionary[Any, float] = WeakKeyDictionary()
 
 _ending: WeakSet[Any] = WeakSet()
-"""Sessions of which a thread asks whether a query runs in them, to end them if not."""
+"""Sessions that a thread ends, or asks whether a query runs in them, to end them if not."""
 
 _ended_ids: dict[str, None] = {}
 """The last sessions that the library has ended, oldest first."""
@@ -270,18 +270,15 @@ def keep_in_use(spark: SparkSession) -> None:
 def release_ended(spark: SparkSession) -> None:
     """End the sessions that were made of one that has ended; the server then stops their queries.
 
-    A server of this process that was stopped is not asked: PySpark would wait minutes for it.
+    A server of this process ends with the user's session, and is not asked: PySpark would wait
+    minutes for it.
     """
     users: Any = _clones.get(spark, spark)
+    if why_ended(users) is None:
+        return
     for session in _open_sessions():
-        owner: Any = _clones.get(session)
-        if owner is not users:
-            continue
-        if _has_lost_own_server(users):
-            _clones.pop(session, None)
-            _close(session.client)
-        elif users.is_stopped:
-            end_session(session)
+        if _clones.get(session) is users:
+            _end(session, asks_server=users not in _own_servers)
 
 
 def _keep_in_use(session: Any) -> None:
@@ -366,16 +363,25 @@ def _open_sessions() -> list[Any]:
     """Return the sessions that the library made and has not ended."""
     # A list of references: other threads may make and end sessions at any time.
     sessions = [reference() for reference in _clones.keyrefs()]
-    return [session for session in sessions if session is not None]
+    return [each for each in sessions if each is not None and each not in _ending]
 
 
 def end_session(session: Any) -> None:
     """End a session that :func:`new_session` made; the server stops its queries."""
-    _clones.pop(session, None)
+    _end(session, asks_server=True)
+
+
+def _end(session: Any, *, asks_server: bool) -> None:
+    _ending.add(session)  # nobody asks it; until it is closed, its user's says whether it ended
     _note_ended(id_of(session))
-    with suppress(Exception):  # the server may have ended
-        _release(session.client)
-    _close(session.client)
+    try:
+        if asks_server:
+            with suppress(Exception):  # the server may have ended
+                _release(session.client)
+        _close(session.client)
+    finally:
+        _clones.pop(session, None)
+        _ending.discard(session)
 
 
 def _release(client: Any) -> None:

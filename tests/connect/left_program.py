@@ -51,7 +51,7 @@ def end() -> None:
     shared.deliver(2, "ab")
     query.processAllAvailable()
     # Its coordinator then calls PySpark's client, which begins no more work.
-    atexit.register(query._coordinator._join_thread)
+    atexit.register(query._coordinator.wait_until_closed)
 
 
 def elsewhere() -> None:
