@@ -228,7 +228,7 @@ class Restarts:
             if query._coordinator is coordinator:  # no other run has begun
                 coordinator.state.give_up_restart()
             if is_stopped:  # whoever hears of the error finds a query that has ended
-                query._coordinator.wait_until_closed()
+                query._coordinator.wait_until_closed(coordinator.timeout_s)
         logger.warning("query %s runs as before: its restart in place failed: %s", query.id, error)
         try:
             self._undo()
@@ -355,8 +355,10 @@ def _first_commit_ms(query: CheckpointedQuery, start: QueryStart, epoch: int) ->
         if (log.committed_epoch() or 0) > epoch:
             break
         if not run.isActive:
+            if (log.committed_epoch() or 0) > epoch:
+                break
             error = coordinator.error_so_far()
-            if (log.committed_epoch() or 0) <= epoch and error is not None:
+            if error is not None:
                 raise error
             break
         is_waiting = str(run.status["message"]).startswith(_WAITING)

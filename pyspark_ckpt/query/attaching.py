@@ -31,7 +31,6 @@ from pyspark_ckpt.settings import Settings
 from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.spark.plan import StatefulOperators
 from pyspark_ckpt.storage.open import Storage, open_storage
-from pyspark_ckpt.stores.owner import resolved_path
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,10 +96,8 @@ def check_no_copy_runs(location: Storage, query_id: str | None) -> None:
     A copy of a location has the same query id, by which Spark knows its runs.
     """
     former = None if query_id is None else former_run(query_id)
-    if former is None or former.has_ended:
-        return
-    other = former.files.spark_log.storage
-    if resolved_path(other) != resolved_path(location):
+    if former is not None and former.runs_elsewhere(location, former.files.query_id):
+        other = former.files.spark_log.storage
         raise RestoreError(
             f"{location.url}: query {query_id} runs at {other.url}, and one of these locations is "
             "a copy of the other one. Spark runs a query once in an application. Stop the query at "

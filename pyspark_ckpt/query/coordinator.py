@@ -115,7 +115,6 @@ class CheckpointCoordinator:
         self._files = files
         self._settings = settings
         self._under_way = WorkUnderWay()
-        self._why_ended: str | None = None
         self._race = EpochRace(streaming_query, files.spark_log)
         storage = RetryingStorage(files.storage)
         self._runner = runner_of(self._spark, files, storage, settings, store)
@@ -171,6 +170,7 @@ class CheckpointCoordinator:
                 savepoints=self._savepoints,
                 last_epochs=last_epochs,
                 join=self.wait_until_closed,
+                error_so_far=self.error_so_far,
                 check_session=self.check_session,
                 under_way=self._under_way,
             )
@@ -218,8 +218,7 @@ class CheckpointCoordinator:
 
     def error_so_far(self) -> Exception | None:
         """Return the error with which the run has failed, if it has, the library's or Spark's."""
-        known = self.failure or self.state.outcome
-        return known or library_error(self._query.exception(), self._files)
+        return self.state.error or library_error(self._query.exception(), self._files)
 
     def session_error(self) -> SessionEndedError | None:
         """Return the error of a run whose Spark session has ended under it."""
@@ -227,9 +226,7 @@ class CheckpointCoordinator:
 
     def why_session_ended(self) -> str | None:
         """Return why the run's session is gone, also after the run's own end; else ``None``."""
-        # It stays: while what was made of the session is released, nothing shows that it ended.
-        self._why_ended = self._why_ended or session_of(self._spark).why_ended()
-        return self._why_ended
+        return session_of(self._spark).why_ended()
 
     def _end_of_session(self) -> SessionEndedError | None:
         """Return the error of the run if its session has ended; it then has no fence any more."""
@@ -315,15 +312,18 @@ class CheckpointCoordinator:
         Returns at once in a call of the coordinator's own thread.
         """
         if threading.current_thread() is not self._thread:
-            self._thread.join(timeout_seconds)
+            self.wait_until_closed(timeout_seconds)
             self._under_way.wait(timeout_seconds)
             self._runner.hold.wait(timeout_seconds)  # another start would clean its files
             self.listeners.wait(timeout_seconds or self._settings.timeout_ms / 1000)
 
-    def wait_until_closed(self) -> None:
-        """Wait until it does no more for a run that has ended; savepoints may be under way."""
+    def wait_until_closed(self, timeout_s: float | None = None) -> None:
+        """Wait until it does no more for a run that has ended; savepoints may be under way.
+
+        Returns at once in a call of the coordinator's own thread.
+        """
         if threading.current_thread() is not self._thread:
-            self._thread.join(self.timeout_s)
+            self._thread.join(timeout_s)
 
     def entries(self) -> list[HistoryEntry]:
         """Return the retained checkpoints, then savepoints, then attempts aborted in this run.
@@ -431,7 +431,7 @@ class CheckpointCoordinator:
                     self._taker.take_periodic()
         except StreamingQueryException as exc:
             has_failed = True  # the user gets it from the query itself
-            self.state.fail(library_error(exc, self._files))
+            self.state.fail(library_error(exc, self._files) or exc)
         except BaseException as exc:
             self.state.cannot_continue(exc)
         if self.state.is_left:

@@ -60,8 +60,9 @@ class RunState:
     """The state of one run, which any thread may ask and change.
 
     `record` is called with each failure, and `session_error` returns ``None`` while the session is
-    there. `failure` is the first failure that the library noted. `is_left` says that the process
-    ends and leaves the query to its Spark Connect server.
+    there. `failure` is the first failure that the library noted, and `error` the first error of the
+    run, the library's or Spark's. `is_left` says that the process ends and leaves the query to its
+    Spark Connect server.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class RunState:
         self._without_checkpoint: FailedCheckpointsError | None = None
         self._is_closed = self._has_failed = False
         self._is_over = False
-        self._outcome: Exception | None = None
+        self._error: Exception | None = None
         self.failure: FailedCheckpointsError | None = None
         self.is_left = False
 
@@ -101,26 +102,33 @@ class RunState:
         A run whose session has ended under it has ended. No run begins again after it has ended.
         """
         if self.session_error() is not None:
-            return Ended(self.failure)  # which may have stopped the query before
+            return Ended(self._error)  # which may have stopped the query before
         with self._changed:
-            return Ended(self.failure or self._outcome) if self._is_over else None
+            return Ended(self._error) if self._is_over else None
 
     def end(self) -> None:
         """Note that Spark's query has ended by itself or by a call: its session may end now."""
         with self._looking:
             self._is_ending = True
 
-    def fail(self, outcome: Exception | None) -> None:
-        """Note Spark's own error: the run takes no last checkpoint, so nothing changes any more."""
+    def fail(self, error: Exception) -> None:
+        """Note Spark's own error: the run takes no last checkpoint, so nothing changes any more.
+
+        If the session has ended before, Spark's error follows from that.
+        """
+        with self._looking:
+            if self.session_error() is not None:
+                return
+            self._is_ending = True
         with self._changed:
-            self._outcome = outcome
-            self._has_failed = outcome is not None
+            self._error = self._error or error
+            self._has_failed = True
             self._settle()
 
     @property
-    def outcome(self) -> Exception | None:
-        """Spark's own error, as far as somebody has noted it."""
-        return self._outcome
+    def error(self) -> Exception | None:
+        """The first error of the run that somebody has noted; it stays."""
+        return self._error
 
     def close(self) -> None:
         """Note that the coordinator does no more for the run."""
@@ -314,6 +322,7 @@ class RunState:
         logger.error("%s", failure)
         with self._changed:
             self.failure = self.failure or failure
+            self._error = self._error or failure
         self._record(failure)
 
     def stop(self, failure: FailedCheckpointsError) -> None:
@@ -335,7 +344,7 @@ class RunState:
             logger.warning("query %s could not be stopped: %s", self._query_id, exc)
             return  # it may run on
         with self._changed:  # the failure is final: the coordinator takes no last checkpoint
-            self._has_failed = self.failure is not None
+            self._has_failed = self._has_failed or self.failure is not None
             self._settle()
 
     def _is_left_by_process(self) -> bool:

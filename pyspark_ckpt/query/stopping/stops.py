@@ -25,7 +25,6 @@ from pyspark_ckpt.query.requests import WorkUnderWay
 from pyspark_ckpt.query.stopping.drain import LastEpochs
 from pyspark_ckpt.query.stopping.failure import (
     ended_without_epoch,
-    library_error,
     savepoint_under_way,
     session_stopped,
     stop_failed,
@@ -51,6 +50,7 @@ class Run:
     savepoints: SavepointTaker
     last_epochs: LastEpochs
     join: Callable[[], None]
+    error_so_far: Callable[[], Exception | None]
     check_session: Callable[[], None]
     under_way: WorkUnderWay
 
@@ -127,8 +127,7 @@ class RunStops:
             if is_interrupt or not run.state.may_run():
                 run.state.note(stop_failed(run.query_id, error))
         elif getattr(error, "reason", None) == AbortReason.NO_COMMITTED_EPOCH:
-            failure = run.state.failure or run.query.exception()
-            raise ended_without_epoch(run.query_id, failure) from error
+            raise ended_without_epoch(run.query_id, run.error_so_far()) from error
 
     def to_restart(self) -> tuple[str, CheckpointMetadata]:
         """Stop the query after the epoch in progress, to start it again at once.
@@ -153,7 +152,7 @@ class RunStops:
             run.join()
             run.runner.hold.wait(run.timeout_ms / 1000)
             run.state.check_wanted()
-            error = run.state.failure or library_error(run.query.exception(), run.files)
+            error = run.error_so_far()
             if error is not None:
                 raise error
             with self._turn():

@@ -235,6 +235,22 @@ def test_a_last_checkpoint_that_a_restart_took_is_not_missing(run: Run, state: R
     assert state.failure is None
 
 
+@pytest.mark.parametrize("session_is_first", [False, True])
+def test_the_first_error_of_a_run_stays(run: Run, *, session_is_first: bool) -> None:
+    of_session, of_spark = SessionEndedError("it was stopped"), ValueError("of the processor")
+    found: list[SessionEndedError] = [of_session] if session_is_first else []
+    state = state_of(run, [], lambda: found[0] if found else None)
+    run.is_active = False
+    state.fail(of_spark)
+    found.append(of_session)
+    first = of_session if session_is_first else of_spark
+    state.note(FailedCheckpointsError("checkpoints stay"))
+    state.close()
+    assert state.ended is not None
+    assert (state.ended.error, state.error) == (first, first)
+    assert state.session_error() is (of_session if session_is_first else None)
+
+
 class Lives(RuleBasedStateMachine):
     """What may come to a run, in any order, and what it then says."""
 
@@ -248,6 +264,7 @@ class Lives(RuleBasedStateMachine):
         self.restart: AbstractContextManager[None] | None = None
         self.is_closed = self.is_stopped = False
         self.spark_error: Exception | None = None
+        self.first: Exception | None = None
         self.said: Exception | None = None
         self.has_ended = self.is_over = False
 
@@ -269,6 +286,8 @@ class Lives(RuleBasedStateMachine):
     @precondition(lambda self: not self.run.is_active and not self.is_closed)
     def coordinator_hears_of_the_end(self) -> None:
         if self.spark_error is not None:
+            if self.state.session_error() is None:
+                self.first = self.first or self.spark_error
             self.state.fail(self.spark_error)
             self.is_stopped = True
 
@@ -352,11 +371,13 @@ class Lives(RuleBasedStateMachine):
         self.has_ended, self.said = True, ended.error
 
     @invariant()
-    def the_first_failure_is_told_and_recorded(self) -> None:
+    def the_first_error_is_told_and_each_failure_recorded(self) -> None:
         ended, failure = self.state.ended, self.state.failure
         assert failure is (self.records[0] if self.records else None)
-        if ended is not None and failure is not None:
-            assert ended.error is failure
+        self.first = self.first or failure
+        assert self.state.error is self.first
+        if ended is not None:
+            assert ended.error is self.first
 
 
 def test_in_every_order_of_events_a_run_tells_one_story() -> None:

@@ -73,6 +73,7 @@ def test_a_restart_finishes_the_last_epoch_while_it_has_the_turn_of_the_location
         check_session=lambda: None,
         query_id="q", query=query, spark=RUNNING,
         timeout_ms=1000, files=SimpleNamespace(spark_log=log), join=lambda: None,
+        error_so_far=lambda: None,
         runner=SimpleNamespace(
             hold=hold, lease=LeaseOf(look), covers=lambda _: True
         ),
