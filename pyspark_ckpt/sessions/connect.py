@@ -276,9 +276,8 @@ def release_ended(spark: SparkSession) -> None:
     users: Any = _clones.get(spark, spark)
     if why_ended(users) is None:
         return
-    for session in _open_sessions():
-        if _clones.get(session) is users:
-            _end(session, asks_server=users not in _own_servers)
+    of_users = [session for session in _open_sessions() if _clones.get(session) is users]
+    _end(of_users, asks_server=users not in _own_servers)
 
 
 def _keep_in_use(session: Any) -> None:
@@ -353,7 +352,7 @@ def _end_unused(client: Any, users: Any, ours: str | None) -> None:
     try:
         if not _active_ids(session):
             _note_ended(ours)
-            _release(session.client)
+            _release([session.client])
     finally:
         _ending.discard(session)
         _close(session.client)
@@ -368,29 +367,43 @@ def _open_sessions() -> list[Any]:
 
 def end_session(session: Any) -> None:
     """End a session that :func:`new_session` made; the server stops its queries."""
-    _end(session, asks_server=True)
+    _end([session], asks_server=True)
 
 
-def _end(session: Any, *, asks_server: bool) -> None:
-    _ending.add(session)  # nobody asks it; until it is closed, its user's says whether it ended
-    _note_ended(id_of(session))
+def _end(sessions: list[Any], *, asks_server: bool) -> None:
+    for session in sessions:
+        _ending.add(session)  # nobody asks it; until it is closed, it knows its user's
+        _note_ended(id_of(session))
     try:
         if asks_server:
-            with suppress(Exception):  # the server may have ended
-                _release(session.client)
-        _close(session.client)
+            _release([session.client for session in sessions])
+        for session in sessions:
+            _close(session.client)
     finally:
-        _clones.pop(session, None)
-        _ending.discard(session)
+        for session in sessions:
+            _clones.pop(session, None)
+            _ending.discard(session)
 
 
-def _release(client: Any) -> None:
-    """Let the server end a session, once it knows that the client has all results.
+def _release(clients: list[Any]) -> None:
+    """Let the server end the sessions of clients, unless it does not answer for some seconds.
 
-    PySpark says so in other threads, and a server logs an error if the session is gone by then.
+    PySpark asks a server that has ended for ten minutes, or until its client is closed.
     """
-    wait(list(getattr(client, "_release_futures", ())), timeout=_RELEASED_WITHIN_S)
-    client.release_session()
+    releasing = threading.Thread(
+        target=_release_all, args=(clients,), name="pyspark_ckpt releases sessions", daemon=True
+    )
+    releasing.start()
+    releasing.join(_RELEASED_WITHIN_S)
+
+
+def _release_all(clients: list[Any]) -> None:
+    for client in clients:
+        with suppress(Exception):  # the server may have ended, or know the session no more
+            # It should know that the client has all results. PySpark says so in other threads,
+            # and a server logs an error if the session is gone by then.
+            wait(list(getattr(client, "_release_futures", ())), timeout=_RELEASED_WITHIN_S)
+            client.release_session()
 
 
 def _close(client: Any) -> None:
@@ -417,9 +430,7 @@ def _close_all() -> None:
     sessions = _open_sessions()
     owners = {id(users): users for users in map(_clones.get, sessions)}
     for users in [each for each in owners.values() if each is not None and each.is_stopped]:
-        releasing = threading.Thread(target=release_ended, args=(users,), daemon=True)
-        releasing.start()
-        releasing.join(_RELEASED_WITHIN_S)  # the server may have ended with the user's session
+        release_ended(users)
     for session in [*sessions, *_ending]:
         with suppress(Exception):
             session.client.close()
