@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
@@ -238,9 +237,12 @@ def missing_input() -> None:
     path = f"{locations}/one/location"
 
     def said(call: Callable[[], object]) -> None:
-        with pytest.raises(ckpt.RestoreError) as error:
+        try:
             call()
-        text = str(error.value)
+        except ckpt.RestoreError as exc:
+            text = str(exc)
+        else:
+            text = "it was not refused"
         print("1 input file" in text, "00002.parquet" in text, "00003.parquet" in text)
 
     said(lambda: ckpt.rollback(path, f"chk-{checkpoint.checkpoint_id}"))
