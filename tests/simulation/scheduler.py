@@ -1,8 +1,8 @@
 """One seeded scheduler for all actors of a simulation: which one runs next, and what time it is.
 
-Every actor is a thread, and one thread runs at a time: the one that has the baton. An actor may
-lose the baton at a point, that is before each operation of a storage, and while it waits. All
-choices come from one random generator, so a seed gives the same history each time.
+Every actor is a greenlet of one thread, so one of them runs at a time. An actor may lose its turn
+at a point, that is before each operation of a storage, and while it waits. All choices come from
+one random generator, so a seed gives the same history each time.
 
 A process has several actors. A process that is killed never has an effect again: each of its actors
 gets :class:`Killed` at its next point. A process that is paused runs on later, as a zombie.
@@ -11,13 +11,14 @@ gets :class:`Killed` at its next point. A process that is paused runs on later, 
 from __future__ import annotations
 
 import random
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from greenlet import getcurrent, greenlet
+
 CONTINUES = 0.8
-"""How likely an actor keeps the baton at a point."""
+"""How likely an actor keeps its turn at a point."""
 
 
 class Killed(BaseException):
@@ -54,32 +55,12 @@ class Actor:
         self.is_over = False
         self.ready: Callable[[], bool] | None = None
         self.wakes_at_ms: int | None = None
-        self.thread: _Thread | None = None
-
-
-class _Thread:
-    """A thread that is used by one actor after the other."""
-
-    def __init__(self) -> None:
-        self.go = threading.Lock()
-        self.go.acquire()
-        self.work: Callable[[], None] | None = None
-        threading.Thread(target=self._run, name="simulated", daemon=True).start()
-
-    def _run(self) -> None:
-        while True:
-            self.go.acquire()
-            assert self.work is not None
-            self.work()
-
-
-_idle: list[_Thread] = []
-_actors = threading.local()
+        self.greenlet: greenlet | None = None
 
 
 def current_actor() -> Actor | None:
-    """Return the actor whose thread calls, ``None`` outside of a simulation."""
-    return getattr(_actors, "actor", None)
+    """Return the actor that calls, ``None`` outside of a simulation."""
+    return getattr(getcurrent(), "actor", None)
 
 
 class Scheduler:
@@ -101,8 +82,7 @@ class Scheduler:
         self.is_quiet = False
         self.at_point: Callable[[Actor, str], None] = lambda actor, what: None
         self._actors: list[Actor] = []
-        self._main = threading.Lock()
-        self._main.acquire()
+        self._main = getcurrent()
 
     def note(self, text: str) -> None:
         """Add a line to the trace."""
@@ -119,8 +99,9 @@ class Scheduler:
     def run(self, process: Process, work: Callable[[], Any]) -> None:
         """Run an actor, and all that it spawns, until all have ended or one check failed."""
         self.spawn(process, "main", work)
-        self._hand_over(None)
-        self._main.acquire()
+        self._main = getcurrent()
+        while self._actors:  # an actor that has ended returns here
+            self._turn(self._next())
         if self.failure is not None:
             raise self.failure
 
@@ -180,28 +161,19 @@ class Scheduler:
     def _switch(self, actor: Actor) -> None:
         following = self._next()
         if following is not actor:
-            self._start(following)
-            assert actor.thread is not None
-            actor.thread.go.acquire()
+            self._turn(following)
         self._check(actor)
 
-    def _hand_over(self, actor: Actor | None) -> None:
-        """Give the baton to the next actor, because this one has ended."""
-        if actor is not None:
-            self._actors.remove(actor)
-        if self._actors:
-            self._start(self._next())
+    def _turn(self, actor: Actor) -> None:
+        """Let an actor run; return when this greenlet has the next turn."""
+        if actor.greenlet is None:
+            actor.greenlet = greenlet(self._live, self._main)
+            actor.greenlet.actor = actor
+            actor.greenlet.switch(actor)
         else:
-            self._main.release()
-
-    def _start(self, actor: Actor) -> None:
-        if actor.thread is None:
-            actor.thread = _idle.pop() if _idle else _Thread()
-            actor.thread.work = lambda: self._live(actor)
-        actor.thread.go.release()
+            actor.greenlet.switch()
 
     def _live(self, actor: Actor) -> None:
-        _actors.actor = actor
         try:
             if actor.process.is_alive and self.failure is None:
                 actor.work()
@@ -211,13 +183,8 @@ class Scheduler:
             if self.failure is None:
                 self.failure = exc
         finally:
-            _actors.actor = None
             actor.is_over = True
-            thread = actor.thread
-            assert thread is not None
-            thread.work = None
-            _idle.append(thread)
-            self._hand_over(actor)
+            self._actors.remove(actor)
 
     def _next(self) -> Actor:
         while True:

@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 from unittest.mock import patch
 
@@ -73,12 +73,21 @@ def _in_order(function: Any, things: Any, *, at_once: bool) -> list[Any]:
 
 def _everywhere(stack: ExitStack, original: Any, replacement: Any) -> None:
     """Replace a function in every module that has imported it."""
-    for name, module in list(sys.modules.items()):
-        if not name.startswith("pyspark_ckpt"):
-            continue
-        for attribute, value in list(vars(module).items()):
-            if value is original:
-                stack.enter_context(patch.object(module, attribute, replacement))
+    for module, attribute in _imports_of(original, len(sys.modules)):
+        stack.enter_context(patch.object(module, attribute, replacement))
+
+
+@cache
+def _imports_of(original: Any, modules: int) -> list[tuple[types.ModuleType, str]]:
+    """Return where a function was imported, as long as there are so many modules."""
+    del modules
+    return [
+        (module, attribute)
+        for name, module in list(sys.modules.items())
+        if name.startswith("pyspark_ckpt")
+        for attribute, value in list(vars(module).items())
+        if value is original
+    ]
 
 
 @contextmanager
