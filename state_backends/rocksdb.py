@@ -76,7 +76,7 @@ _MOST_TIMES_THE_LARGEST = 3
 """RocksDB merges when there are four small sorted runs; up to eight large runs do not count.
 
 Otherwise RocksDB would merge each new run of a large state with the smallest large run, which takes
-longer than a short epoch, again and again (measured, design 27)."""
+longer than a short epoch, again and again (measured)."""
 
 _KEYS_OF_A_READ = 256
 """RocksDB holds 300 bytes for each key of a read: 50,000 at once take half as long again as 256
@@ -350,7 +350,7 @@ def _options(*, create: bool) -> Options:
     options.create_if_missing(create)
     options.set_paranoid_checks(True)
     # Leveled compaction rewrites all SST files after a few epochs of scattered keys, and does not
-    # finish in short epochs. Universal compaction leaves large files alone (measured, design 27).
+    # finish in short epochs. Universal compaction leaves large files alone (measured).
     options.set_compaction_style(DBCompactionStyle.universal())
     options.set_keep_log_file_num(1)
     options.set_write_buffer_size(_WRITE_BUFFER_BYTES)

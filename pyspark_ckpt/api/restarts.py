@@ -2,7 +2,7 @@
 
 The query stops between two epochs. Its location gets what another number of subtasks or other
 operators need, and the query starts again, in the same session and process. If it cannot start
-again with the change, it starts again as it was (docs/design/0091-restarting-in-place.md).
+again with the change, it starts again as it was (docs/design/restarts.md).
 """
 
 from __future__ import annotations

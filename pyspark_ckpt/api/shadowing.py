@@ -1,7 +1,7 @@
 """``shadow``: runs a candidate program as a shadow of a query, and lets it take over.
 
 Two forks of the query run next to it: one with its own program, one with the candidate. Both start
-from one savepoint and run the epochs of the query (docs/design/0093-shadows.md).
+from one savepoint and run the epochs of the query (docs/design/shadows.md).
 
 A fork has the settings of the query, and writes nothing outside of the shadow's directory. Its
 queries run in a copy of the session of its program.

@@ -1,7 +1,7 @@
 """The handles of an epoch, read back from Spark: exactly the handles that Spark committed.
 
 Mostly only what an epoch changed is read, from Spark's small files, and added to the handles that
-are known. Otherwise Spark reads its state store as a whole (docs/design/0029).
+are known. Otherwise Spark reads its state store as a whole (docs/design/handles.md).
 """
 
 from __future__ import annotations

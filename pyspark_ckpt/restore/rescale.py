@@ -5,7 +5,7 @@ files of a database. Otherwise entries move, in a :class:`StateRewrite`.
 
 A query over one small file, whose rows are the handles, puts each handle into GroupState of its
 subtask. The query runs in a separate directory as epoch 0. Its state stores are copied as the
-version that the wanted epoch ends with (docs/design/0006-seeding-a-fresh-location.md).
+version that the wanted epoch ends with (docs/design/starts.md).
 """
 
 from __future__ import annotations

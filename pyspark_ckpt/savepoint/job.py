@@ -41,7 +41,7 @@ _QUICK_BYTES = 64 << 20
 """Larger files are copied in half the slots, so that an epoch that begins then waits less."""
 
 _COPIED_BYTES_PER_MS = 80_000
-"""Speed of a canonical copy on one of two processors (measured, design 16)."""
+"""Speed of a canonical copy on one of two processors (measured)."""
 
 _RESULT = "number long, handle binary"
 logger = library_logger(__name__)

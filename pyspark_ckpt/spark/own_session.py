@@ -17,7 +17,7 @@ Only this module depends on how Spark starts a query. Beyond Spark's API it reli
   are not affected. It requires Py4J's pinned threads, PySpark's default.
 
 If a version of Spark differs, the start fails with an error that says so, and the query is stopped
-(docs/design/0019-a-session-of-its-own.md).
+(docs/design/plans.md).
 
 :mod:`pyspark_ckpt.spark.own_session` sets it only in a separate session of the query.
 """

@@ -2,7 +2,7 @@
 
 It is read with Spark's own data source for state. If there are few partitions, the driver reads
 them itself. A Spark job would take three times as long, most of it planning, and would compete with
-the epoch that runs then (measured, design 29).
+the epoch that runs then (measured).
 
 Spark warns for each partition whose state is not in memory. That is normal when a checkpoint reads.
 Only the warnings of such a read are dropped: the reading thread, and the tasks of its jobs in this

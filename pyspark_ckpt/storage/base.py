@@ -3,10 +3,10 @@
 A storage is a root and the files below it. Relative paths are checked to stay inside the root,
 because most paths are read from files. Correctness depends on one promise: :meth:`Storage.write`
 durably creates a whole file under an unused name, or it creates no file. No checkpoint renames a
-file, and no decision depends on a listing (docs/design/0014-storages.md).
+file, and no decision depends on a listing (docs/design/storages.md).
 
 A ``checkpointLocation`` is a storage too. Spark names it by its own URL, and a rollback moves what
-is in it (docs/design/0049-locations-anywhere.md).
+is in it (docs/design/locations.md).
 """
 
 from __future__ import annotations

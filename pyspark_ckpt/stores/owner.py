@@ -7,7 +7,7 @@ too. Therefore the record also says where the owner's token is: by path, and by 
 Either path or file may change: when the location is moved, or restored at its path. Then a record
 with the next number has the new place. Only a local file is recognised after a move. On other
 storages the path has to be the same. No record is ever replaced. Of two starts at once, one gets
-the number, and the other one checks again (docs/design/0040-owner-of-a-checkpoints-directory.md).
+the number, and the other one checks again (docs/design/ownership.md).
 """
 
 from __future__ import annotations

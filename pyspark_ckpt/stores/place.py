@@ -2,7 +2,7 @@
 
 A location records where its checkpoints are. The record is written before Spark's query starts.
 :func:`inspect` collects what is there, :func:`decide` returns whether a start may go on, and
-neither writes anything that stays (docs/design/0095-where-the-checkpoints-are.md).
+neither writes anything that stays (docs/design/locations.md).
 """
 
 from __future__ import annotations

@@ -139,7 +139,7 @@ def test_only_storage_makes_things_durable() -> None:
 
 
 def test_only_spark_and_three_modules_below_it_reach_into_the_jvm() -> None:
-    """Those three are listed in docs/design/0045-layout.md."""
+    """Those three are listed in docs/design/house.md."""
     attributes = {"_jvm", "_jsparkSession", "_jdf", "_jsq", "_jsc", "_gateway", "_df"}
 
     def reaches(path: Path) -> bool:

@@ -2,7 +2,7 @@
 
 One request creates an object with all of its content, and fails if the name is taken
 (``ifGenerationMatch=0``), also a large object. Google's own client sends a large object in several
-requests, so only Google's library for credentials is used here (docs/design/0047-object-stores.md).
+requests, so only Google's library for credentials is used here (docs/design/storages.md).
 """
 
 from __future__ import annotations
