@@ -127,7 +127,7 @@ class Input:
     def check(self, output: list[list[Any]]) -> None:
         """Check that each row was numbered and added up once, in whatever order.
 
-        After a kill, rows of two files were seen in another order; docs/design/locations.md has more.
+        After a kill, rows of two files were seen in another order.
         """
         rows = pd.concat(self._files)
         counted: dict[str, list[int]] = {}
