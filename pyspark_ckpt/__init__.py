@@ -43,6 +43,7 @@ a path that the driver and all executors see.
 """
 
 from pyspark_ckpt.abort_reason import AbortReason
+from pyspark_ckpt.api.adoption import disable, enable
 from pyspark_ckpt.api.capturing import capture
 from pyspark_ckpt.api.epoch_function import EpochId, current_epoch
 from pyspark_ckpt.api.restoring import plan_restore, rename_uid
@@ -201,8 +202,10 @@ __all__ = [
     "capture",
     "current_epoch",
     "diff_state",
+    "disable",
     "dispose_savepoint",
     "edit_state",
+    "enable",
     "erase_keys",
     "history",
     "import_checkpoint",

@@ -52,6 +52,7 @@ def in_shell(command: str, directory: Path) -> str:
 def pages_with_programs() -> list[Any]:
     """Return the pages of the docs; two have an operation of every kind, which takes long."""
     pages = sorted((ROOT / "docs").glob("*.md"))
+    pages += [ROOT / "docs" / "start" / f"{name}.md" for name in ("from-pyspark", "recipes")]
     long = {"import", "editing"}
     return [pytest.param(p, marks=pytest.mark.soak) if p.stem in long else p for p in pages]
 

@@ -81,6 +81,14 @@ def operators_of(df: DataFrame) -> StatefulOperators:
     return operators
 
 
+def has_operators(df: DataFrame) -> bool:
+    """Return whether a query has an operator of this library, as far as its client knows."""
+    if not session_of(df).has_jvm:
+        return any(True for _ in _descriptors(df))
+    analyzed = df._jdf.queryExecution().analyzed()
+    return any(_descriptor(node) is not None for node in _ours(analyzed))
+
+
 def check_after_aggregations(df: DataFrame, output_mode: str) -> None:
     """Check a query with an operator of this library after an aggregation, as Spark would.
 

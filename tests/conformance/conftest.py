@@ -1,4 +1,4 @@
-"""Runs PySpark's own tests over this library; see ``make conformance``.
+"""Runs PySpark's own tests over this library, by ``enable``; see ``make conformance``.
 
 A listed test that passes fails the run, as does one that is not listed and fails.
 """
@@ -11,18 +11,31 @@ from typing import Any
 
 import pyspark
 import pytest
+from pyspark.sql import streaming as spark_streaming
 
+import pyspark_ckpt as ckpt
+from pyspark_ckpt.testing import ProcessorHarness
 from tests.conformance.installed_tests import open_archive
 from tests.conformance.not_applying import entry_of
-from tests.conformance.substitution import substitute
 
 open_archive()
 _patch = pytest.MonkeyPatch()
-substitute(_patch)  # before the tests are imported, which take names with them
+if hasattr(
+    spark_streaming, "TwsTester"
+):  # before the tests are imported, which take its name with them
+    _patch.setattr(spark_streaming, "TwsTester", ProcessorHarness)
 
 
 def pytest_unconfigure() -> None:
     _patch.undo()
+
+
+@pytest.fixture(autouse=True)
+def _on_this_library(request: pytest.FixtureRequest) -> Iterator[None]:
+    spark = request.cls.spark
+    ckpt.enable(spark)
+    yield
+    ckpt.disable(spark)
 
 
 def pytest_report_header() -> str:
