@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import pandas as pd
 import polars
 import pytest
 from hypothesis import given, settings
@@ -268,7 +269,7 @@ def test_schemas_that_changed_in_some_subtasks() -> None:
             with ckpt.open_state(path) as snapshot:
                 assert snapshot.state(UID, "value").schema.names == ["name", "n", "s"]
                 rows = {
-                    name: (n, s)
+                    name: (n, None if pd.isna(s) else s)  # NaN from pandas 3 on
                     for name, n, s in snapshot.state(UID, "value")
                     .to_pandas()
                     .itertuples(index=False)
