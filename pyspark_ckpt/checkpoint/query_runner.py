@@ -11,6 +11,7 @@ import json
 
 from pyspark.sql import SparkSession
 
+from pyspark_ckpt.checkpoint.cleaning import CleaningHold
 from pyspark_ckpt.checkpoint.contents import Gathering, metadata_at_end
 from pyspark_ckpt.checkpoint.machine import Subtask
 from pyspark_ckpt.checkpoint.query_files import QueryFiles
@@ -31,8 +32,9 @@ def runner_of(
     storage: Storage,
     settings: Settings,
     store: CompletedCheckpointStore | None = None,
+    hold: CleaningHold | None = None,
 ) -> CheckpointRunner:
-    """Return the runner of a query."""
+    """Return the runner of a query, with the store and the hold if the caller has them."""
     gathering = Gathering(spark, files.through(storage))
     subtasks = frozenset(
         Subtask(operator.uid, number)
@@ -50,6 +52,7 @@ def runner_of(
         lambda metadata: retried(lambda: is_present(files.spark_log, metadata)),
         files.spark_state_copies.forget,
         store,
+        hold,
     )
 
 

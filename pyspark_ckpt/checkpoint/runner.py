@@ -48,7 +48,8 @@ class CheckpointRunner:
     """Takes the checkpoints of one query and cleans up after them; knows no Spark.
 
     `exclusive` is held while a checkpoint is under way or files are cleaned. A thread that copies
-    files has a `hold`. `listeners` are called for each checkpoint that ends. `fence` says whether
+    files has a `hold`. It is that of the run before, whose savepoint may still be copied; ``None``
+    for a new one. `listeners` are called for each checkpoint that ends. `fence` says whether
     another run of the query has begun.
 
     `gather` is called in the thread of the steps and may take its time, `cancel` is called at the
@@ -70,9 +71,10 @@ class CheckpointRunner:
         is_present: Callable[[CheckpointMetadata], bool] = lambda _: True,
         forget_copies: Callable[[Sequence[str]], None] = lambda _: None,
         store: CompletedCheckpointStore | None = None,
+        hold: CleaningHold | None = None,
     ) -> None:
         self.exclusive = threading.Lock()
-        self.hold = CleaningHold()
+        self.hold = hold or CleaningHold()
         self.listeners = Listeners()
         self.query_id = query_id
         self._cancel = cancel

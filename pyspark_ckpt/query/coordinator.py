@@ -20,6 +20,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from pyspark_ckpt.abort_reason import AbortReason
+from pyspark_ckpt.checkpoint.cleaning import CleaningHold
 from pyspark_ckpt.checkpoint.epoch_race import EpochRace
 from pyspark_ckpt.checkpoint.machine import Refusal
 from pyspark_ckpt.checkpoint.query_files import QueryFiles
@@ -96,7 +97,8 @@ class CheckpointCoordinator:
     states at the newest committed epoch. `requests` answers those of other processes.
 
     `continues` says whether the run starts from stored state. Without `store`, the store of its
-    checkpoints is claimed now.
+    checkpoints is claimed now. `former` is the query's run before this one in this process: while a
+    savepoint of it is copied, this run deletes no file.
     """
 
     def __init__(
@@ -109,6 +111,7 @@ class CheckpointCoordinator:
         *,
         continues: bool = True,
         store: CompletedCheckpointStore | None = None,
+        former: CheckpointCoordinator | None = None,
     ) -> None:
         self._spark = reading_session(spark)
         self._query = streaming_query
@@ -117,7 +120,8 @@ class CheckpointCoordinator:
         self._under_way = WorkUnderWay()
         self._race = EpochRace(streaming_query, files.spark_log)
         storage = RetryingStorage(files.storage)
-        self._runner = runner_of(self._spark, files, storage, settings, store)
+        hold = None if former is None else former.hold
+        self._runner = runner_of(self._spark, files, storage, settings, store, hold)
         self.listeners = self._runner.listeners
         self._recorder = RunRecorder(
             files.storage,
@@ -389,6 +393,11 @@ class CheckpointCoordinator:
         newest = self._runner.newest()
         metadata = None if newest is None else self._runner.metadata_of(newest.checkpoint_id)
         return None if newest is None or metadata is None else (newest.path, metadata)
+
+    @property
+    def hold(self) -> CleaningHold:
+        """Keeps the files of the query's checkpoints while a savepoint is copied."""
+        return self._runner.hold
 
     @property
     def lease(self) -> Lease:

@@ -492,7 +492,7 @@ class QueryStart:
             store = claim_store(RetryingStorage(files.storage), self._settings, query.id)
             if self._noted_late is not None:
                 self._location.note_sink(self._noted_late)
-            return self._query_with_coordinator(query, origin, files, store)
+            return self._query_with_coordinator(query, origin, files, store, former)
         except BaseException:
             # The caller would have no query to stop.
             in_another_thread(query.stop, not_stopped(self._location.storage.url))
@@ -520,6 +520,7 @@ class QueryStart:
         origin: Origin | None,
         files: QueryFiles,
         store: CompletedCheckpointStore,
+        former: CheckpointCoordinator | None,
     ) -> CheckpointedQuery:
         coordinator = CheckpointCoordinator(
             self._spark,
@@ -529,6 +530,7 @@ class QueryStart:
             self._last_epochs,
             continues=self._continues,
             store=store,
+            former=former,
         )
         if origin is not None and origin.claim_mode is ClaimMode.CLAIM:
             coordinator.listeners.add_own(ClaimedSource(origin))

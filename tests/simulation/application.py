@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from pyspark_ckpt.abort_reason import AbortReason
+from pyspark_ckpt.checkpoint.cleaning import CleaningHold
 from pyspark_ckpt.checkpoint.contents import gather
 from pyspark_ckpt.checkpoint.handles import checked_handles
 from pyspark_ckpt.checkpoint.machine import Refusal, Subtask
@@ -226,6 +227,7 @@ class Application:
             world.settings,
             self._gather,
             renew_copies=files.copy_names.renew,
+            hold=hold_after(self.runner),
         )
         world.newest[query_id] = self
         if origin is not None and origin.claim_mode is ClaimMode.CLAIM:
@@ -361,7 +363,9 @@ class Application:
         committed = self.spark.newest("commits")
         begun = self.spark.newest("offsets")
         epoch = 0 if committed is None else committed + 1
-        while not self.is_stopping and not self.is_restarting:
+        while not self.is_stopping:
+            if self.is_restarting and (begun is None or begun < epoch):
+                return  # what has begun is finished first, as `LastEpochs.finish_begun` does
             world.scheduler.point("begin an epoch")
             if begun is None or begun < epoch:
                 value = world.new_value()
@@ -433,7 +437,7 @@ class Application:
         world.scheduler.point("begin a task")
         known = executor.known  # of this run, also if the task goes on in the next one
         old = known.get((number, epoch)) or self.spark.handle(number, epoch)
-        if old is None and epoch > 0:
+        if old is None and epoch > 0 and not self.spark.has_version(number, epoch):
             raise OSError(f"Spark's state store has no version {epoch}")  # a zombie is so late
         storage = open_storage(self.storage.url)
         directory = executor.directory / self.query_id / str(number)
@@ -465,6 +469,11 @@ class Application:
         assert self.query_id is not None
         first = descriptor_of(parallelism).first_handle(self.query_id, number, epoch)
         return msgspec.structs.replace(first, states=_STATES)
+
+
+def hold_after(former: CheckpointRunner | None) -> CleaningHold | None:
+    """Return the hold of a run, which is that of the driver's run before it."""
+    return None if former is None else former.hold
 
 
 def raise_concurrent() -> None:

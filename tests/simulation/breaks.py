@@ -65,6 +65,10 @@ def _without_pending(
 _GARBAGE = cleaning.garbage
 
 
+def _none(_: object) -> None:
+    """Return nothing."""
+
+
 def _is_there(directory: Any) -> bool:
     return bool(directory.is_dir())
 
@@ -79,6 +83,7 @@ BREAKS: dict[str, list[tuple[Any, str, Any]]] = {
     "fsync-of-files": [(DiskOs, "fsync", _fsync_of(_Directory))],
     "fsync-of-directories": [(DiskOs, "fsync", _fsync_of(_File))],
     "hold": [(cleaning.CleaningHold, "cleaning", _always)],
+    "hold-of-the-run-before": [(application, "hold_after", _none)],
     "lineage": [(local_copy, "_complete_version", _any_version)],
     "predecessors": [(application, "following", _without_predecessors)],
     "pending": [(cleaning, "garbage", _without_pending)],

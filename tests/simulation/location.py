@@ -76,12 +76,24 @@ class SparkFiles:
         name = f"state/0/{subtask}/{version}.delta"
         self._put(name, encode_handle(handle))
 
+    def write_nothing(self, subtask: int, version: int) -> None:
+        """Write a version of the state store of a subtask that never had a row."""
+        self._put(f"state/0/{subtask}/{version}.delta", b"")
+
     def handle(self, subtask: int, version: int) -> Handle | None:
-        """Return the handle in a version of a subtask's state store."""
+        """Return the handle in a version of a subtask's state store, ``None`` without one."""
+        content = self._version(subtask, version)
+        return decode_handle(content) if content else None
+
+    def has_version(self, subtask: int, version: int) -> bool:
+        """Return whether a subtask's state store has a version, with a handle or without."""
+        return self._version(subtask, version) is not None
+
+    def _version(self, subtask: int, version: int) -> bytes | None:
         for kind in ("delta", "snapshot"):
             content = self._read(f"state/0/{subtask}/{version}.{kind}")
             if content is not None:
-                return decode_handle(content)
+                return content
         return None
 
     def _parts(self, name: str) -> tuple[str, ...]:

@@ -116,6 +116,8 @@ def simulated(
         files.write_offsets(0, 0, seeds[0].operator.parallelism)
         files.commit(0)
         for seed in seeds:
+            for number in range(seed.operator.parallelism):  # each partition commits a version
+                files.write_nothing(number, 1)
             for handle in seed.handles:
                 files.write_handle(handle.subtask, 1, handle)
         return log

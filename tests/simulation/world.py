@@ -208,7 +208,9 @@ class World(Checks):
         self.disk.lose_power()
 
     def _take_a_savepoint(self) -> None:
-        application = self._any()
+        self._take_a_savepoint_of(self._any())
+
+    def _take_a_savepoint_of(self, application: Application) -> None:
         if application.has_ended:
             return
         kind = self.chance.choice([SavepointFormat.CANONICAL, SavepointFormat.NATIVE])
@@ -238,6 +240,9 @@ class World(Checks):
         application = self._any()
         application.wanted_parallelism = self.chance.choice([1, 2, 2, 3, 4])
         application.is_restarting = True
+        if self.chance.random() < 0.3:  # also during it
+            self.scheduler.sleep(self.chance.randrange(1, 60))
+            self._take_a_savepoint_of(application)
         if self.chance.random() < 0.5:  # in the middle of it
             self.scheduler.wait(lambda: application.is_changing or application.has_ended, 300)
             self._let_steps_pass(self.chance.randrange(1, 60))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,10 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 import pyspark_ckpt as ckpt
+from pyspark_ckpt.api import restarts
 from pyspark_ckpt.query.requests import POLL_MS
 from pyspark_ckpt.query.stopping import stops
+from pyspark_ckpt.restarting.staging import change_in_place
 from tests.query.harness import (
     BACKEND,
     BACKENDS,
@@ -40,6 +43,8 @@ from tests.query.restoring.numbered_job import (
     writer_of,
 )
 from tests.query.session_conf import session_conf
+
+SHARED = ("shared", "taskowned")
 
 
 @pytest.fixture
@@ -96,6 +101,33 @@ def test_a_live_state_continues_with_the_query(job: Job) -> None:
         query.stop()
         with pytest.raises(ckpt.StateUseError, match="the query has ended"):
             lives[0].get("k1")
+
+
+def test_a_run_keeps_the_files_of_a_savepoint_that_the_run_before_it_copies(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The savepoint begins once the restart has stopped the query; the hold stands for it."""
+    copies = ExitStack()
+
+    def change(*arguments: Any) -> Any:
+        copies.enter_context(query._coordinator.hold.held())
+        return change_in_place(*arguments)
+
+    def checkpointed() -> set[str]:
+        epoch_of(job)
+        query.processAllAvailable()
+        directory = Path(query.triggerCheckpoint().path).parent
+        return {path.name for path in directory.glob("*/*") if path.parent.name in SHARED}
+
+    monkeypatch.setattr(restarts, "change_in_place", change)
+    with session_conf(job.spark, {PARTITIONS: "2"}), copies:
+        query = writer_of(job.using({RETAINED: 1})).start()
+        before = checkpointed()
+        query.rescale(3)
+        assert before <= checkpointed() & checkpointed()
+        copies.close()
+        assert not before <= checkpointed()
+        query.stop()
 
 
 @pytest.mark.wide
