@@ -7,9 +7,9 @@ is enabled. Frames of other sessions pass through to PySpark's methods.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from typing import Any
-from weakref import WeakSet
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any, NamedTuple
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -19,7 +19,7 @@ from pyspark_ckpt.errors import ConfigurationError
 from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.sessions.session import session_of
 from pyspark_ckpt.spark.plan import has_operators
-from pyspark_ckpt.spark.session import frame_of_groups
+from pyspark_ckpt.spark.session import frame_of_groups, id_of_session
 
 logger = library_logger(__name__)
 
@@ -31,9 +31,19 @@ _KEYS = "_pyspark_ckpt_keys"
 _guard = threading.Lock()
 """Guards what follows."""
 
-_enabled: WeakSet[SparkSession] = WeakSet()
-_replaced: dict[tuple[type, str], tuple[Any, bool]] = {}
-"""PySpark's own attribute of each class and name, and whether the class itself had it."""
+_enabled: dict[str, SparkSession] = {}
+"""The enabled sessions by their ids: PySpark may have several objects of one session."""
+
+
+class _Replaced(NamedTuple):
+    """An attribute of PySpark's, whether the class itself had it, and what stands for it."""
+
+    own: Any
+    is_own: bool
+    ours: Any
+
+
+_replaced: dict[tuple[type, str], _Replaced] = {}
 
 
 def enable(spark: SparkSession) -> None:
@@ -48,7 +58,9 @@ def enable(spark: SparkSession) -> None:
     `uid` for each.
 
     The call replaces methods of PySpark's classes in this process, until :func:`disable` puts them
-    back. It changes nothing of the session, and an import of this library replaces nothing.
+    back. It changes nothing of the session, and an import of this library replaces nothing. A
+    session made of this one (``newSession()``) is another session. So is that of the frames in
+    ``foreachBatch``.
 
     Parameters
     ----------
@@ -70,15 +82,17 @@ def enable(spark: SparkSession) -> None:
     'CheckpointedStreamWriter'
     >>> ckpt.disable(spark)
     """
-    _check(spark, "enable")
-    frame = spark.range(0)
+    session = _checked(spark, "enable")
+    if session_of(session).why_ended() is not None:
+        raise ConfigurationError("enable() needs a running session, and this one was stopped")
+    frame = session.range(0)
     with _guard:
         for name in _GROUPINGS:
             _replace(type(frame), name, _grouping)
         for name in _OPERATORS:
             _replace(type(frame.groupBy()), name, _operator)
         _replace(type(frame), "writeStream", _writer)
-        _enabled.add(spark)
+        _enabled[id_of_session(session)] = session
     logger.info(
         "transformWithState, transformWithStateInPandas and writeStream of the session run on "
         "pyspark_ckpt, until pyspark_ckpt.disable(spark)"
@@ -102,13 +116,20 @@ def disable(spark: SparkSession) -> None:
     --------
     >>> ckpt.disable(spark)
     """
-    _check(spark, "disable", may_have_ended=True)
+    session = _checked(spark, "disable")
     with _guard:
-        _enabled.discard(spark)
+        for key in [key for key, each in _enabled.items() if _is_same(key, each, session)]:
+            del _enabled[key]
         if _enabled:
             return
-        for (owner, name), (own, is_own) in _replaced.items():
-            if is_own:
+        for (owner, name), (own, is_own, ours) in _replaced.items():
+            if vars(owner).get(name) is not ours:
+                logger.warning(
+                    "%s.%s stays: something else has replaced it since enable()",
+                    owner.__name__,
+                    name,
+                )
+            elif is_own:
                 setattr(owner, name, own)
             else:
                 delattr(owner, name)
@@ -116,43 +137,73 @@ def disable(spark: SparkSession) -> None:
     logger.info("transformWithState and writeStream are PySpark's again")
 
 
-def _check(spark: object, call: str, *, may_have_ended: bool = False) -> None:
-    if not hasattr(spark, "readStream"):
+def _checked(spark: Any, call: str) -> SparkSession:
+    if isinstance(spark, type) or not hasattr(type(spark), "readStream"):
         raise ConfigurationError(
             f"{call}() got {type(spark).__name__} for spark: give a SparkSession"
         )
-    if not may_have_ended and session_of(spark).why_ended() is not None:
-        raise ConfigurationError(f"{call}() needs a running session, and this one was stopped")
+    session: SparkSession = getattr(spark, "sparkSession", spark)  # of a SQLContext
+    return session
+
+
+def _is_same(key: str, enabled: SparkSession, given: SparkSession) -> bool:
+    if enabled is given:
+        return True
+    try:
+        return key == id_of_session(given)
+    except Exception:  # its JVM or its server is gone
+        return False
+
+
+def _is_enabled(df: DataFrame) -> bool:
+    session = df.sparkSession
+    return bool(_enabled) and (
+        any(each is session for each in list(_enabled.values()))
+        or id_of_session(session) in _enabled
+    )
 
 
 def _replace(owner: type, name: str, made_of: Callable[[Any, str], Any]) -> None:
     own = getattr(owner, name, None)  # PySpark 4.0 has no operator of rows
-    if own is not None and (owner, name) not in _replaced:
-        _replaced[owner, name] = own, name in vars(owner)
-        setattr(owner, name, made_of(own, name))
+    if own is None or (owner, name) in _replaced:
+        return
+    ours = made_of(own, name)
+    if not isinstance(ours, property):  # pickled by its name, also where a class inherits it
+        ours.__module__, ours.__qualname__ = owner.__module__, f"{owner.__qualname__}.{name}"
+    _replaced[owner, name] = _Replaced(own, name in vars(owner), ours)
+    setattr(owner, name, ours)
 
 
 def _grouping(own: Any, name: str) -> Any:
+    del name
+
+    @wraps(own)
     def group_by(df: DataFrame, *columns: Any) -> Any:
         groups = own(df, *columns)
-        if df.sparkSession in _enabled:
-            setattr(groups, _KEYS, columns)
+        if _is_enabled(df):
+            setattr(groups, _KEYS, _flat(columns))
         return groups
 
-    return _named(group_by, own, name)
+    return group_by
+
+
+def _flat(columns: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return columns that may have been given as one list, as they are now."""
+    is_list = len(columns) == 1 and isinstance(columns[0], Sequence)
+    return tuple(columns[0]) if is_list and not isinstance(columns[0], str) else columns
 
 
 def _operator(own: Any, name: str) -> Any:
+    @wraps(own)
     def operator(groups: Any, *args: Any, **kwargs: Any) -> DataFrame:
-        given = getattr(groups, _KEYS, None)
+        columns = getattr(groups, _KEYS, None)
         df = frame_of_groups(groups)
-        if given is None or df.sparkSession not in _enabled:
+        if columns is None or not _is_enabled(df):
             return own(groups, *args, **kwargs)  # type: ignore[no-any-return]
-        columns = given[0] if len(given) == 1 and isinstance(given[0], list | tuple) else given
         keys = [df.columns[each - 1] if _is_ordinal(each) else each for each in columns]
         return getattr(key_by(df, *keys), name)(*args, **kwargs)  # type: ignore[no-any-return]
 
-    return _named(operator, own, name)
+    return operator
 
 
 def _is_ordinal(column: object) -> bool:
@@ -161,14 +212,12 @@ def _is_ordinal(column: object) -> bool:
 
 
 def _writer(own: Any, name: str) -> Any:
+    del name
+
+    @wraps(own.fget)
     def writer(df: DataFrame) -> Any:
-        if df.sparkSession in _enabled and has_operators(df):
+        if _is_enabled(df) and has_operators(df):
             return write_stream(df)
         return own.fget(df)
 
-    return property(_named(writer, own.fget, name))
-
-
-def _named(function: Any, own: Any, name: str) -> Any:
-    function.__name__, function.__doc__ = name, own.__doc__
-    return function
+    return property(writer)

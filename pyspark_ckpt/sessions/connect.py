@@ -23,7 +23,7 @@ from functools import cache
 from itertools import count
 from queue import SimpleQueue
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary, WeakSet, finalize
+from weakref import WeakKeyDictionary, finalize
 
 import msgspec
 from pyspark import SparkContext
@@ -64,8 +64,11 @@ _own_servers: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
 _touched_at: WeakKeyDictionary[Any, float] = WeakKeyDictionary()
 
-_ending: WeakSet[Any] = WeakSet()
+_ending: WeakKeyDictionary[Any, None] = WeakKeyDictionary()
 """Sessions that a thread ends, or asks whether a query runs in them, to end them if not."""
+
+_closed: WeakKeyDictionary[Any, None] = WeakKeyDictionary()
+"""Sessions of :data:`_clones` that were ended, of which one may still ask why."""
 
 _ended_ids: dict[str, None] = {}
 """The last sessions that the library has ended, oldest first."""
@@ -243,7 +246,7 @@ def why_ended(spark: SparkSession) -> str | None:
         return SESSION_STOPPED
     if _has_lost_own_server(users):
         return "its Spark Connect server, which this program started, was stopped"
-    return None
+    return SESSION_STOPPED if session in _closed else None
 
 
 def _has_lost_own_server(users: Any) -> bool:
@@ -348,21 +351,25 @@ def _end_unused(client: Any, users: Any, ours: str | None) -> None:
     if ours is None or users.is_stopped or any(id_of(each) == ours for each in _open_sessions()):
         return
     session = _connected(users, ours)  # the client of the unused object is closed
-    _ending.add(session)  # so the end of the process closes it, and nobody else asks it
+    _ending[session] = None  # so the end of the process closes it, and nobody else asks it
     try:
         if not _active_ids(session):
             _note_ended(ours)
             _release([session.client])
     finally:
-        _ending.discard(session)
+        _ending.pop(session, None)
         _close(session.client)
 
 
 def _open_sessions() -> list[Any]:
     """Return the sessions that the library made and has not ended."""
+    return [each for each in _alive(_clones) if each not in _ending and each not in _closed]
+
+
+def _alive(sessions: WeakKeyDictionary[Any, Any]) -> list[Any]:
     # A list of references: other threads may make and end sessions at any time.
-    sessions = [reference() for reference in _clones.keyrefs()]
-    return [each for each in sessions if each is not None and each not in _ending]
+    found = [reference() for reference in sessions.keyrefs()]
+    return [session for session in found if session is not None]
 
 
 def end_session(session: Any) -> None:
@@ -372,38 +379,42 @@ def end_session(session: Any) -> None:
 
 def _end(sessions: list[Any], *, asks_server: bool) -> None:
     for session in sessions:
-        _ending.add(session)  # nobody asks it; until it is closed, it knows its user's
+        _ending[session] = None  # nobody asks it, or ends it too
         _note_ended(id_of(session))
     try:
         if asks_server:
             _release([session.client for session in sessions])
-        for session in sessions:
-            _close(session.client)
     finally:
         for session in sessions:
-            _clones.pop(session, None)
-            _ending.discard(session)
+            _close(session.client)
+            _closed[session] = None
+            _ending.pop(session, None)
 
 
 def _release(clients: list[Any]) -> None:
-    """Let the server end the sessions of clients, unless it does not answer for some seconds.
+    """Let the server end the sessions of clients; it may answer none for some seconds.
 
-    PySpark asks a server that has ended for ten minutes, or until its client is closed.
+    PySpark asks a server that has ended for ten minutes, or until its client is closed. So each
+    client asks in a thread of its own, and none waits for another one.
     """
-    releasing = threading.Thread(
-        target=_release_all, args=(clients,), name="pyspark_ckpt releases sessions", daemon=True
-    )
-    releasing.start()
-    releasing.join(_RELEASED_WITHIN_S)
-
-
-def _release_all(clients: list[Any]) -> None:
+    releasing = []
     for client in clients:
-        with suppress(Exception):  # the server may have ended, or know the session no more
-            # It should know that the client has all results. PySpark says so in other threads,
-            # and a server logs an error if the session is gone by then.
-            wait(list(getattr(client, "_release_futures", ())), timeout=_RELEASED_WITHIN_S)
-            client.release_session()
+        name = "pyspark_ckpt releases a session"
+        thread = threading.Thread(target=_release_one, args=(client,), name=name, daemon=True)
+        with suppress(RuntimeError):  # the machine has no room for another thread
+            thread.start()
+            releasing.append(thread)
+    deadline = time.monotonic() + _RELEASED_WITHIN_S
+    for thread in releasing:
+        thread.join(max(0, deadline - time.monotonic()))
+
+
+def _release_one(client: Any) -> None:
+    with suppress(Exception):  # the server may have ended, or know the session no more
+        # It should know that the client has all results. PySpark says so in other threads, and a
+        # server logs an error if the session is gone by then.
+        wait(list(getattr(client, "_release_futures", ())), timeout=_RELEASED_WITHIN_S)
+        client.release_session()
 
 
 def _close(client: Any) -> None:
@@ -431,7 +442,7 @@ def _close_all() -> None:
     owners = {id(users): users for users in map(_clones.get, sessions)}
     for users in [each for each in owners.values() if each is not None and each.is_stopped]:
         release_ended(users)
-    for session in [*sessions, *_ending]:
+    for session in [*sessions, *_alive(_ending)]:
         with suppress(Exception):
             session.client.close()
 

@@ -84,7 +84,12 @@ def operators_of(df: DataFrame) -> StatefulOperators:
 def has_operators(df: DataFrame) -> bool:
     """Return whether a query has an operator of this library, as far as its client knows."""
     if not session_of(df).has_jvm:
-        return any(True for _ in _descriptors(df))
+        return any(
+            DESCRIPTOR_METADATA in each
+            for node in connect_plan.nodes(connect_plan.plan_of(df))
+            if connect_plan.kind_of(node) == connect_plan.OPERATOR
+            for each in map(json.loads, connect_plan.operator_metadata(node))
+        )
     analyzed = df._jdf.queryExecution().analyzed()
     return any(_descriptor(node) is not None for node in _ours(analyzed))
 
@@ -310,10 +315,16 @@ def _descriptor(node: Any) -> OperatorDescriptor | None:
 
 
 def _nodes(node: Any) -> Iterator[Any]:
-    yield node
-    children = node.children().iterator()
-    while children.hasNext():
-        yield from _nodes(children.next())
+    """Yield the nodes of a plan, each before its children, from left to right."""
+    waiting = [node]  # a plan may be deeper than Python's stack
+    while waiting:
+        node = waiting.pop()
+        yield node
+        children = node.children().iterator()
+        found = []
+        while children.hasNext():
+            found.append(children.next())
+        waiting += reversed(found)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,12 @@ def frame_of_groups(groups: GroupedData) -> DataFrame:
     return groups._df
 
 
+def id_of_session(spark: SparkSession) -> str:
+    """Return the id of a session, which all of PySpark's objects of it have; asks a JVM for it."""
+    session = session_of(spark)
+    return str(spark._jsparkSession.sessionUUID()) if session.has_jvm else session.id
+
+
 def reading_session(spark: SparkSession) -> SparkSession:
     """Return a new session that reads Spark's state store as the query does.
 

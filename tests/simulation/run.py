@@ -46,7 +46,7 @@ class Figures:
         return (
             f"{self.seeds} seeds, {self.failed} failed, {self.checkpoints} checkpoints, "
             f"{self.steps} steps, {self.seconds} s, {self.processor_seconds} s of a processor, "
-            f"{self.checkpoints / self.processor_seconds:.0f} checkpoints/s"
+            f"{self.checkpoints / max(self.processor_seconds, 0.1):.0f} checkpoints/s"
         )
 
 

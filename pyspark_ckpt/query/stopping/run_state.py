@@ -321,6 +321,8 @@ class RunState:
     def _keep(self, failure: FailedCheckpointsError) -> None:
         logger.error("%s", failure)
         with self._changed:
+            if self._error is not failure and failure.__cause__ is None:
+                failure.__cause__ = self._error  # who gets the failure sees what came first
             self.failure = self.failure or failure
             self._error = self._error or failure
         self._record(failure)

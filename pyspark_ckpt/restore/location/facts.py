@@ -34,6 +34,7 @@ from pyspark_ckpt.spark.jobs import JOB_ERRORS
 from pyspark_ckpt.spark.log import Sources, SparkLog
 from pyspark_ckpt.spark.plan import StatefulOperators
 from pyspark_ckpt.spark.sink import FileSinkLog
+from pyspark_ckpt.spark.state_files import OUR_NAME, operator_name
 from pyspark_ckpt.storage.claims import Claims
 from pyspark_ckpt.storage.open import Storage, open_storage
 from pyspark_ckpt.storage.retrying import RetryingStorage
@@ -282,10 +283,11 @@ def _needed_files(
         return set()
     log = SparkLog(location)
     try:
+        ours = [each for each in log.operator_ids() if each in wanted.operators.ours]
+        _check_ours(location, wanted, ours)
         return {
             file.path
-            for operator_id in log.operator_ids()
-            if operator_id in wanted.operators.ours
+            for operator_id in ours
             for handle in read_handles(spark, log, epoch, operator_id, None)
             for file in handle.files()
         }
@@ -293,6 +295,19 @@ def _needed_files(
         if isinstance(exc, CkptError):
             raise
         raise _of_state(location, wanted, epoch, exc, spark) from None
+
+
+def _check_ours(location: Storage, wanted: Wanted, operator_ids: list[int]) -> None:
+    """Check that no operator of Spark's own has its state where one of this library has."""
+    for operator_id in operator_ids:
+        name = operator_name(location, operator_id)
+        if name not in (OUR_NAME, None):
+            raise IncompatibleStateError(
+                f"{location.url} holds the state of Spark's own operator {name}, where the query "
+                f"has {wanted.operators.ours[operator_id].uid!r} of this library: start it at a "
+                "fresh checkpointLocation, and bring the state with "
+                "pyspark_ckpt.import_checkpoint if it is needed"
+            )
 
 
 def _with_plan(location: Storage, wanted: Wanted, request: RestoreRequest, facts: Facts) -> Facts:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
+import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark import cloudpickle
 from pyspark.sql import DataFrame, GroupedData, SparkSession
 from pyspark.sql import functions as F
 
@@ -14,6 +17,7 @@ import pyspark_ckpt as ckpt
 from pyspark_ckpt.query.query import CheckpointedQuery
 from tests.query.harness import Feed
 from tests.query.model import Count
+from tests.query.session_conf import session_conf
 
 OUTPUT = "k string, n long"
 
@@ -77,7 +81,7 @@ KEYS: dict[str, Callable[[], tuple[Any, ...]]] = {
     "place": lambda: (1,),
     "column": lambda: (F.col("k"),),
     "expression": lambda: (F.upper("k").alias("k"),),
-    "two": lambda: ("k", F.lit(1)),
+    "two": lambda: ("k", "v"),
 }
 
 
@@ -86,8 +90,14 @@ def test_keys_are_those_of_group_by(
     enabled: SparkSession, keys: Callable[[], tuple[Any, ...]]
 ) -> None:
     rows = enabled.createDataFrame([("A", 1), ("B", 2), ("A", 3)], "k string, v long")
-    found = rows.groupBy(*keys()).transformWithState(Count(), OUTPUT, "Append", "None")
-    assert sorted(map(tuple, found.collect())) == [("A", 1), ("A", 2), ("B", 1)]
+    given = keys()
+    groups = rows.groupBy(*given)
+    if isinstance(given[0], list):
+        given[0].append("v")  # PySpark has read the list by now
+    found = groups.transformWithState(Count(), OUTPUT, "Append", "None")
+    assert "TransformWithState" not in found._jdf.queryExecution().toString()
+    expected = [("A", 1), ("A", 2), ("B", 1)] if len(given) == 1 else [("A", 1)] * 2 + [("B", 1)]
+    assert sorted(map(tuple, found.collect())) == expected
 
 
 def test_queries_of_pyspark_and_other_sessions_stay_pysparks(
@@ -140,8 +150,69 @@ def test_a_second_operator_needs_a_uid(enabled: SparkSession, feed: Feed, tmp_pa
     assert counted(enabled, tmp_path, "two") == [("a", 1), ("a", 2)]
 
 
+def test_a_location_of_pysparks_operator_is_refused_with_the_ways_out(
+    spark: SparkSession, feed: Feed, tmp_path: Path
+) -> None:
+    feed.add([("a", 1)])
+    provider = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    with session_conf(spark, {"spark.sql.streaming.stateStore.providerClass": provider}):
+        started(feed.stream(spark), tmp_path).stop()
+        ckpt.enable(spark)
+        try:
+            with pytest.raises(
+                ckpt.IncompatibleStateError, match=r"(?s)PySpark.*import_checkpoint"
+            ):
+                started(feed.stream(spark), tmp_path)
+        finally:
+            ckpt.disable(spark)
+        feed.add([("a", 2)])
+        started(feed.stream(spark), tmp_path).stop()
+    assert counted(spark, tmp_path) == [("a", 1), ("a", 2)]
+
+
+def test_another_object_of_an_enabled_session_is_the_same_session(enabled: SparkSession) -> None:
+    same = SparkSession(enabled.sparkContext, enabled._jsparkSession)
+    rows = same.createDataFrame([("a", 1)], "k string, v long")
+    counts = rows.groupBy("k").transformWithState(Count(), OUTPUT, "Append", "None")
+    assert "TransformWithState" not in counts._jdf.queryExecution().toString()
+    ckpt.disable(same)
+    counts = rows.groupBy("k").transformWithState(Count(), OUTPUT, "Append", "None")
+    assert "TransformWithState" in counts._jdf.queryExecution().toString()
+
+
+def test_what_stands_for_pysparks_methods_looks_and_travels_as_they_do(
+    spark: SparkSession,
+) -> None:
+    groups = type(spark.range(0).groupBy())
+    before = inspect.signature(groups.transformWithState)
+    ckpt.enable(spark)
+    try:
+        assert inspect.signature(groups.transformWithState) == before
+        for method in (groups.transformWithState, type(spark.range(0)).groupBy):
+            assert pickle.loads(cloudpickle.dumps(method)) is method
+    finally:
+        ckpt.disable(spark)
+
+
+def test_a_method_that_something_else_replaced_stays(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frame = type(spark.range(0))
+    with monkeypatch.context() as patch:
+        ckpt.enable(spark)
+        ours = frame.groupBy
+        patch.setattr(frame, "groupBy", lambda df, *columns: ours(df, *columns))
+        theirs = frame.groupBy
+        ckpt.disable(spark)
+        assert frame.groupBy is theirs
+        assert spark.range(3).groupBy("id").count().count() == 3
+    frame.groupBy = frame.groupBy.__wrapped__  # type: ignore[attr-defined,method-assign]
+
+
 def test_something_else_than_a_session_is_refused() -> None:
     with pytest.raises(ckpt.ConfigurationError, match=r"enable\(\) got str"):
         ckpt.enable("spark")  # type: ignore[arg-type]
+    with pytest.raises(ckpt.ConfigurationError, match=r"enable\(\) got type"):
+        ckpt.enable(SparkSession)  # type: ignore[arg-type]
     with pytest.raises(ckpt.ConfigurationError, match=r"disable\(\) got NoneType"):
         ckpt.disable(None)  # type: ignore[arg-type]
