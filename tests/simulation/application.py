@@ -273,6 +273,8 @@ class Application:
             return  # a savepoint takes longer than a restart waits
         if newest is None or newest.epoch != log.committed_epoch():
             return  # its last checkpoint has failed
+        if log.begun_epoch() != newest.epoch:
+            return  # another driver runs, and has begun an epoch
         metadata = runner.metadata_of(newest.checkpoint_id)
         assert metadata is not None
         source = RestoreSource.of_metadata(newest.path, encode_metadata(metadata))
