@@ -84,7 +84,9 @@ def enable(spark: SparkSession) -> None:
     """
     session = _checked(spark, "enable")
     if session_of(session).why_ended() is not None:
-        raise ConfigurationError("enable() needs a running session, and this one was stopped")
+        raise ConfigurationError(
+            "enable needs a Spark session, and this one was stopped: give a running one"
+        )
     frame = session.range(0)
     with _guard:
         for name in _GROUPINGS:
@@ -140,7 +142,7 @@ def disable(spark: SparkSession) -> None:
 def _checked(spark: Any, call: str) -> SparkSession:
     if isinstance(spark, type) or not hasattr(type(spark), "readStream"):
         raise ConfigurationError(
-            f"{call}() got {type(spark).__name__} for spark: give a SparkSession"
+            f"{call} got {type(spark).__name__} for spark: give a SparkSession"
         )
     session: SparkSession = getattr(spark, "sparkSession", spark)  # of a SQLContext
     return session

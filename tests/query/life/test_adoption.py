@@ -210,9 +210,9 @@ def test_a_method_that_something_else_replaced_stays(
 
 
 def test_something_else_than_a_session_is_refused() -> None:
-    with pytest.raises(ckpt.ConfigurationError, match=r"enable\(\) got str"):
+    with pytest.raises(ckpt.ConfigurationError, match="enable got str"):
         ckpt.enable("spark")  # type: ignore[arg-type]
-    with pytest.raises(ckpt.ConfigurationError, match=r"enable\(\) got type"):
+    with pytest.raises(ckpt.ConfigurationError, match="enable got type"):
         ckpt.enable(SparkSession)  # type: ignore[arg-type]
-    with pytest.raises(ckpt.ConfigurationError, match=r"disable\(\) got NoneType"):
+    with pytest.raises(ckpt.ConfigurationError, match="disable got NoneType"):
         ckpt.disable(None)  # type: ignore[arg-type]

@@ -33,7 +33,10 @@ TAKE_A_SESSION = sorted(
     for name, function in FUNCTIONS.items()
     if "spark" in inspect.signature(function).parameters
 )
-OPTIONAL = [name for name in TAKE_A_SESSION if name != "attach"]
+BY_PLACE = ("attach", "disable", "enable")
+"""They take a session by its place, and need one."""
+
+OPTIONAL = [name for name in TAKE_A_SESSION if name not in BY_PLACE]
 """They take the active session, or the default one, if none is given."""
 
 PROVIDER = "spark.sql.streaming.stateStore.providerClass"
@@ -47,7 +50,6 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 calls = {
-    "attach": lambda **more: None,  # it takes a session only by its place
     "edit_state": lambda **more: ckpt.edit_state("/nowhere", **more),
     "erase_keys": lambda **more: ckpt.erase_keys("/nowhere", {}, **more),
     "import_checkpoint": lambda **more: ckpt.import_checkpoint("/nowhere", **more),
@@ -124,6 +126,10 @@ def call(name: str, world: World, **more: Any) -> Any:
         shutil.copytree(world.ended, copy)
         return function(copy, "chk-1", **more)
 
+    def enable() -> None:
+        function(job.spark)
+        ckpt.disable(job.spark)
+
     def current_epoch() -> None:
         with pytest.raises(ckpt.UnknownEpochError):
             function()
@@ -136,8 +142,10 @@ def call(name: str, world: World, **more: Any) -> Any:
         "capture": lambda: function(str(job.location_path), 1),
         "current_epoch": current_epoch,
         "diff_state": lambda: function(world.savepoint, world.savepoint),
+        "disable": lambda: function(job.spark),
         "dispose_savepoint": dispose_savepoint,
         "edit_state": lambda: function(world.savepoint, **more).save(world.fresh("edited")),
+        "enable": enable,
         "erase_keys": erase_keys,
         "history": lambda: function(checkpoints),
         "import_checkpoint": lambda: function(
@@ -203,7 +211,7 @@ def test_a_function_takes_a_session(name: str, world: World) -> None:
 )
 def test_without_a_running_session(more: list[str]) -> None:
     """Nobody makes one."""
-    command = [sys.executable, "-c", CALLED_WITHOUT, ",".join(TAKE_A_SESSION), *more]
+    command = [sys.executable, "-c", CALLED_WITHOUT, ",".join(OPTIONAL), *more]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     expected = [f"{name} needs a Spark session, and this process has none" for name in OPTIONAL]
     if more:
