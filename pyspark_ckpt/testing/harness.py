@@ -72,10 +72,10 @@ class ProcessorHarness:
 
     Rows, frames and keys reach the processor as in a query: with the values that columns of Spark
     have. Their types are those that ``spark.createDataFrame`` finds in all values so far, unless
-    you give `inputStructType`: a local time without a zone, say, is a ``timestamp``, a Row in a Row
-    arrives as a dict. The column of a key has one type. Rows need not have the key columns; a key
-    that is a tuple stays one. The state is in a temporary directory, which is deleted with the
-    harness.
+    you give `inputStructType`: a Row in a Row, say, arrives as a dict. A time without a zone in a
+    row is a ``timestamp_ntz``, so it arrives as it is; a query's ``timestamp`` has a zone. The
+    column of a key has one type. Rows need not have the key columns; a key that is a tuple stays
+    one. The state is in a temporary directory, which is deleted with the harness.
 
     Parameters
     ----------

@@ -6,6 +6,7 @@ so far. From here on rows go the way that they go in a query.
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -354,11 +355,20 @@ def _types_of(given: Sequence[Given]) -> Iterator[tuple[str, T.DataType]]:
         else:
             for row in rows:
                 for name, value in _by_name(row).items():
-                    kind = name, type(value)
+                    kind = name, T.TimestampNTZType if _is_local(value) else type(value)
                     if kind not in known:
-                        yield name, T._infer_type(_python(value))
+                        yield name, _type_of(_python(value))
                         if not isinstance(value, _WITH_INNER):
                             known.add(kind)
+
+
+def _is_local(value: Any) -> bool:
+    return isinstance(value, datetime.datetime) and value.tzinfo is None
+
+
+def _type_of(value: Any) -> T.DataType:
+    """Return the type of a value; a local time arrives as it is, as with ``TwsTester``."""
+    return T.TimestampNTZType() if _is_local(value) else T._infer_type(value)
 
 
 def _type_of_column(column: pd.Series[Any]) -> T.DataType:
@@ -377,6 +387,8 @@ _NUMBERS = (T.ByteType, T.ShortType, T.IntegerType, T.LongType, T.FloatType, T.D
 def _merged(one: T.DataType, other: T.DataType) -> T.DataType:
     """Return a type that has the values of two types, as PySpark merges them; numbers get wider."""
     kinds = {type(one), type(other)}
+    if kinds == {T.TimestampType, T.TimestampNTZType}:
+        return T.TimestampType()
     if len(kinds) == 1 or not kinds <= set(_NUMBERS):
         return T._merge_type(one, other)
     return T.DoubleType() if T.FloatType in kinds else max(kinds, key=_NUMBERS.index)()

@@ -36,6 +36,7 @@ AT = datetime.datetime(2024, 2, 29, 12, tzinfo=UTC)
         (Decimal("1.50"), Decimal("1.5")),
         (None, None),
         (AT, AT),
+        (AT.replace(tzinfo=None), AT.replace(tzinfo=None)),  # as with TwsTester
         (np.int32(7), 7),
         (np.array([1, 2]), [1, 2]),
         (pd.Timestamp("2024-02-29 12:00", tz="UTC"), AT),
@@ -52,6 +53,30 @@ def test_a_value_is_as_in_a_column(value: Any, seen: Any) -> None:
     (row,) = ProcessorHarness(Seen()).test("ada", [Row(v=value)])
     assert row == Row(v=seen)
     assert type(row.v) is type(seen)
+
+
+def test_a_column_of_times_with_and_without_a_zone_has_instants() -> None:
+    local = AT.replace(tzinfo=None)
+    rows = ProcessorHarness(Seen()).test("ada", [Row(at=local), Row(at=AT)])
+    assert [row.at.astimezone(UTC) for row in rows] == [local.astimezone(UTC), AT]
+    assert all(row.at.tzinfo is not None for row in rows)
+
+
+def test_a_time_in_a_row_compares_with_one_in_a_state() -> None:
+    class Latest(Processor):
+        def init(self, handle: Any) -> None:
+            self.last = handle.getValueState("last", "at timestamp")
+
+        def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:
+            (last,) = self.last.get() or (datetime.datetime.min,)  # noqa: DTZ901
+            last = max([last, *(row.at for row in rows if row.at is not None)])
+            self.last.update((last,))
+            yield Row(last=last)
+
+    harness = ProcessorHarness(Latest())
+    assert harness.test("ada", [Row(at=None)]) == [Row(last=datetime.datetime.min)]  # noqa: DTZ901
+    at = AT.replace(tzinfo=None)
+    assert harness.test("ada", [Row(at=at)]) == [Row(last=at)]
 
 
 def test_columns_are_those_of_all_rows_so_far() -> None:
