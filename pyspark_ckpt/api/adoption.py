@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, NamedTuple
 
 from pyspark.sql import DataFrame, SparkSession
@@ -92,7 +92,7 @@ def enable(spark: SparkSession) -> None:
         for name in _GROUPINGS:
             _replace(type(frame), name, _grouping)
         for name in _OPERATORS:
-            _replace(type(frame.groupBy()), name, _operator)
+            _replace(type(frame.groupBy()), name, partial(_operator, name=name))
         _replace(type(frame), "writeStream", _writer)
         _enabled[id_of_session(session)] = session
     logger.info(
@@ -165,20 +165,18 @@ def _is_enabled(df: DataFrame) -> bool:
     )
 
 
-def _replace(owner: type, name: str, made_of: Callable[[Any, str], Any]) -> None:
+def _replace(owner: type, name: str, made_of: Callable[[Any], Any]) -> None:
     own = getattr(owner, name, None)  # PySpark 4.0 has no operator of rows
     if own is None or (owner, name) in _replaced:
         return
-    ours = made_of(own, name)
+    ours = made_of(own)
     if not isinstance(ours, property):  # pickled by its name, also where a class inherits it
         ours.__module__, ours.__qualname__ = owner.__module__, f"{owner.__qualname__}.{name}"
     _replaced[owner, name] = _Replaced(own, name in vars(owner), ours)
     setattr(owner, name, ours)
 
 
-def _grouping(own: Any, name: str) -> Any:
-    del name
-
+def _grouping(own: Any) -> Any:
     @wraps(own)
     def group_by(df: DataFrame, *columns: Any) -> Any:
         groups = own(df, *columns)
@@ -213,9 +211,7 @@ def _is_ordinal(column: object) -> bool:
     return isinstance(column, int) and not isinstance(column, bool)
 
 
-def _writer(own: Any, name: str) -> Any:
-    del name
-
+def _writer(own: Any) -> Any:
     @wraps(own.fget)
     def writer(df: DataFrame) -> Any:
         if _is_enabled(df) and has_operators(df):

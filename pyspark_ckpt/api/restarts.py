@@ -357,8 +357,7 @@ def _first_commit_ms(query: CheckpointedQuery, start: QueryStart, epoch: int) ->
         if not run.isActive:
             if (log.committed_epoch() or 0) > epoch:
                 break
-            error = coordinator.error_so_far()
-            if error is not None:
+            if (error := coordinator.error_so_far()) is not None:
                 raise error
             break
         is_waiting = str(run.status["message"]).startswith(_WAITING)

@@ -395,7 +395,7 @@ def _release(clients: list[Any]) -> None:
     """Let the server end the sessions of clients; it may answer none for some seconds.
 
     PySpark asks a server that has ended for ten minutes, or until its client is closed. So each
-    client asks in a thread of its own, and none waits for another one.
+    client asks in a separate thread, and no client waits for another one.
     """
     releasing = []
     for client in clients:

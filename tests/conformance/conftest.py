@@ -20,9 +20,8 @@ from tests.conformance.not_applying import entry_of
 
 open_archive()
 _patch = pytest.MonkeyPatch()
-if hasattr(
-    spark_streaming, "TwsTester"
-):  # before the tests are imported, which take its name with them
+# Before the tests are imported, which take its name with them.
+if hasattr(spark_streaming, "TwsTester"):
     _patch.setattr(spark_streaming, "TwsTester", ProcessorHarness)
 
 
