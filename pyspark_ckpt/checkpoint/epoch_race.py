@@ -42,6 +42,15 @@ class EpochRace:
         """Whether this run has committed an epoch itself."""
         return self._has_won or self._own_epoch() is not None
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether another driver has committed the newest epoch; may wait for Spark's report.
+
+        A run that Spark keeps no report of (``spark.sql.streaming.numRecentProgressUpdates`` of 1)
+        cannot tell, and has not lost.
+        """
+        return self._query.lastProgress is not None and self.standing() is Standing.ANOTHERS
+
     def standing(self) -> Standing:
         """Return which driver has committed the newest epoch; may wait for Spark's report."""
         if self._log.query_id() != self._query.id:

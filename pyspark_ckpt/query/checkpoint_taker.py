@@ -62,17 +62,37 @@ class CheckpointTaker:
                 logger.warning("checkpoint aborted: %s", exc)
                 logger.debug("traceback of the aborted checkpoint", exc_info=True)
 
+    def check_commits(self) -> None:
+        """Raise FencedError if another driver runs the query.
+
+        That driver may hold an older lease: this one may have been paused before it took its own.
+        So the newest epoch has to be this driver's too, unless nobody has committed one since this
+        driver's start.
+        """
+        self._runner.lease.check()
+        self._check_not_lost()
+
     def take_back_if_fenced(self) -> None:
         """Take back the fence from a driver that was started later and commits no epoch.
 
-        FencedError means that the query was started again in this process. OSError means that it is
-        unknown whether this driver has the fence.
+        FencedError means that the query was started again in this process, or that a driver with an
+        older lease commits epochs. OSError means that it is unknown whether this driver has the
+        fence.
         """
         try:
             self._runner.lease.check()
         except FencedError:
             if self._race.standing() is Standing.OURS and not self._take_over():
                 raise
+        else:
+            self._check_not_lost()
+
+    def _check_not_lost(self) -> None:
+        if self._race.is_lost:
+            raise FencedError(
+                f"query {self._runner.query_id}: another driver has committed its newest epoch. "
+                "Run a query once at a time: stop this one"
+            )
 
     def _take(self, fences: int, *, periodic: bool, waits: bool) -> CompletedCheckpoint | Refusal:
         try:

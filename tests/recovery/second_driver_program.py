@@ -15,7 +15,7 @@ from typing import Any
 
 os.environ["PYSPARK_PYTHON"] = sys.executable
 
-from pyspark.sql import Row, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor
 
@@ -54,21 +54,34 @@ class Driver:
         self._spark.sparkContext.setLogLevel("OFF")
         self._query: ckpt.CheckpointedQuery | None = None
 
-    def do(self, what: str, location: str = "", interval: str = "") -> dict[str, Any]:
+    def do(self, what: str, *arguments: str) -> dict[str, Any]:
         try:
-            return getattr(self, f"_{what}")(*filter(None, [location, interval]))
+            return getattr(self, f"_{what}")(*arguments)
         except Exception as exc:
             return {"error": type(exc).__name__, "message": str(exc)[:500]}
 
     def _start(self, location: str, interval: str) -> dict[str, Any]:
-        self._query = None
         rows = self._spark.readStream.format("rate").option("rowsPerSecond", 40).load()
-        keyed = ckpt.key_by(rows.select((F.col("value") % 3).alias("k"), "value"), "k")
-        counted = keyed.transformWithState(Count(), "k long, n long", "Append", "None", uid="op")
-        writer = ckpt.write_stream(counted).format("noop").outputMode("append")
-        writer = writer.option("checkpointLocation", location)
-        self._query = writer.option("spark.ckpt.execution.checkpointing.interval", interval).start()
+        self._begin(rows.select((F.col("value") % 3).alias("k")), location, interval, "0 seconds")
         return {"started": True}
+
+    def _follow(self, location: str, inputs: str, seconds: str) -> dict[str, Any]:
+        """Start a query that looks for new files of text after so many seconds."""
+        rows = self._spark.readStream.text(inputs)
+        keys = rows.select(F.col("value").cast("long").alias("k"))
+        self._begin(keys, location, "1h", f"{seconds} seconds")
+        return {"started": True}
+
+    def _begin(self, keys: DataFrame, location: str, interval: str, trigger: str) -> None:
+        self._query = None
+
+        def counted() -> DataFrame:
+            keyed = ckpt.key_by(keys, "k")
+            return keyed.transformWithState(Count(), "k long, n long", "Append", "None", uid="op")
+
+        writer = ckpt.write_stream(counted).format("noop").outputMode("append")
+        writer = writer.option("checkpointLocation", location).trigger(processingTime=trigger)
+        self._query = writer.option("spark.ckpt.execution.checkpointing.interval", interval).start()
 
     def _tell(self) -> dict[str, Any]:
         if self._query is None:
@@ -84,6 +97,21 @@ class Driver:
     def _checkpoint(self) -> dict[str, Any]:
         assert self._query is not None
         return {"epoch": self._query.triggerCheckpoint().epoch}
+
+    def _rescale(self, parallelism: str) -> dict[str, Any]:
+        assert self._query is not None
+        self._query.rescale(int(parallelism))
+        return {"rescaled": True}
+
+    def _drain(self, savepoints: str) -> dict[str, Any]:
+        assert self._query is not None
+        self._query.stopWithSavepoint(savepoints, drain=True)
+        return {"drained": True}
+
+    def _count(self, key: str) -> dict[str, Any]:
+        assert self._query is not None
+        value = self._query.state("op", "count").get(int(key)).value
+        return {"n": value and value["n"]}
 
     def _stop(self) -> dict[str, Any]:
         if self._query is not None:

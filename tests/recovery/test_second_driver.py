@@ -74,6 +74,39 @@ def test_one_of_two_drivers_survives(tmp_path: Path) -> None:
 
 
 @pytest.mark.own_jvm
+@pytest.mark.further
+@pytest.mark.timeout(600)
+def test_a_driver_that_commits_no_epoch_neither_rescales_nor_drains(tmp_path: Path) -> None:
+    """The idle driver started last, and so it has the newest lease; the other one has the epochs.
+
+    A rescale by the idle one would drop an epoch that the other one has begun, and a drain would
+    fire the other one's timers.
+    """
+    location, inputs = tmp_path / "location", tmp_path / "inputs"
+    inputs.mkdir()
+    with two_drivers(tmp_path) as (works, idle):
+
+        def has_counted(number: int) -> bool:
+            return works.ask("count", "7") == {"n": number}
+
+        (inputs / "1.txt").write_text("7\n")
+        assert works.ask("follow", str(location), str(inputs), "0") == {"started": True}
+        _until(lambda: has_counted(1), works)
+        assert idle.ask("follow", str(location), str(inputs), "3600") == {"started": True}
+        _until(lambda: idle.ask("tell")["epoch"] >= 0, idle)
+        (inputs / "2.txt").write_text("7\n")
+        _until(lambda: has_counted(2), works)
+        for act in (("rescale", "3"), ("drain", str(tmp_path / "savepoints"))):
+            refused = idle.ask(*act)
+            assert refused.get("error") == "FencedError", (act, refused)
+            assert "another driver has committed its newest epoch" in refused["message"]
+        (inputs / "3.txt").write_text("7\n")
+        _until(lambda: has_counted(3), works)
+        assert works.ask("checkpoint") == {"epoch": 2}
+        assert works.ask("tell")["active"]
+
+
+@pytest.mark.own_jvm
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
 def test_one_of_two_drivers_survives_fifty_times(tmp_path: Path) -> None:

@@ -147,7 +147,7 @@ class RunStops:
             if not run.runner.hold.wait(run.timeout_ms / 1000):
                 raise savepoint_under_way(run.query_id)
             with run.state.restarting():
-                run.runner.lease.check()  # the other driver may be about to begin an epoch
+                run.taker.check_commits()  # the other driver may be about to begin an epoch
                 stop_between_epochs(run.spark, run.query, run.timeout_ms)
             run.join()
             run.runner.hold.wait(run.timeout_ms / 1000)

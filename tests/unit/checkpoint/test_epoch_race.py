@@ -52,8 +52,15 @@ def test_before_its_first_epoch_a_run_neither_wins_nor_loses(run: Run) -> None:
     run.reports(5, idle=True)
     assert run.race.standing() is Standing.OPEN
     assert not run.race.has_won
+    assert not run.race.is_lost
     run.commit(5)
     assert run.race.standing() is Standing.ANOTHERS
+    assert run.race.is_lost
+
+
+def test_a_run_without_reports_does_not_know_that_it_has_lost(run: Run) -> None:
+    run.commit(5)
+    assert not run.race.is_lost
 
 
 def test_the_run_that_has_committed_the_newest_epoch_has_won(run: Run) -> None:

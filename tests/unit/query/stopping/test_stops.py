@@ -8,6 +8,7 @@ from typing import Any, cast
 import pytest
 
 from pyspark_ckpt.errors import CheckpointAbortedError
+from pyspark_ckpt.query.checkpoint_taker import CheckpointTaker
 from pyspark_ckpt.query.stopping import stops as module
 from pyspark_ckpt.query.stopping.run_state import RunState
 from pyspark_ckpt.query.stopping.stops import RunStops
@@ -21,6 +22,15 @@ RUNNING = SimpleNamespace(
     )
 )
 """A session that has not ended."""
+
+ALONE = SimpleNamespace(is_lost=False)
+"""The race of a run whose query has no other driver."""
+
+
+def taker_of(runner: Any) -> CheckpointTaker:
+    """Return what asks whether another driver runs the query."""
+    unused: Any = None
+    return CheckpointTaker(runner, cast("Any", ALONE), unused, unused, 0)
 
 
 def test_a_savepoint_that_holds_a_restart_up_while_somebody_stops_the_run() -> None:
@@ -43,6 +53,7 @@ def test_a_savepoint_that_holds_a_restart_up_while_somebody_stops_the_run() -> N
         spark=RUNNING,
         timeout_ms=1000,
         runner=runner,
+        taker=taker_of(runner),
         state=state,
     )
     stops = RunStops(run)
@@ -69,14 +80,13 @@ def test_a_restart_finishes_the_last_epoch_while_it_has_the_turn_of_the_location
     log = SimpleNamespace(storage=SimpleNamespace(url="/location"), committed_epoch=lambda: 0)
     hold = SimpleNamespace(wait=lambda _: True)
     query = SimpleNamespace(id="q", isActive=True, exception=lambda: None)
+    runner = SimpleNamespace(hold=hold, lease=LeaseOf(look), covers=lambda _: True)
     run: Any = SimpleNamespace(
         check_session=lambda: None,
         query_id="q", query=query, spark=RUNNING,
         timeout_ms=1000, files=SimpleNamespace(spark_log=log), join=lambda: None,
         error_so_far=lambda: None,
-        runner=SimpleNamespace(
-            hold=hold, lease=LeaseOf(look), covers=lambda _: True
-        ),
+        runner=runner, taker=taker_of(runner),
         state=RunState(cast("Any", query), ClassicSession(cast("Any", RUNNING))),
         last_epochs=SimpleNamespace(finish_begun=look),
     )  # fmt: skip
