@@ -95,7 +95,7 @@ def _measure(
     )
     _timed(times, "plain copy", lambda: shutil.copytree(first.path, base / "plain"))
     for path in (first.path, copy.path):
-        with ckpt.open_state(path) as snapshot:
+        with ckpt.location(path).state() as snapshot:
             view = snapshot.state("op", "totals")
             for number in range(0, keys, max(keys // _SAMPLE, 1)):
                 found = view.get(f"user-{number}")

@@ -144,7 +144,7 @@ def started(
 ) -> ckpt.CheckpointedQuery:
     """Return a query over the rows that are and come in a directory."""
     stream: DataFrame = spark.readStream.schema("k long, n long, s string").parquet(source)
-    kept = ckpt.key_by(stream, "k", maxParallelism=key_groups).transformWithState(
+    kept = ckpt.key_by(stream, "k", max_parallelism=key_groups).transformWithState(
         Newest(), "k long", "Append", "None", uid="op"
     )
     writer = ckpt.write_stream(kept).format("noop").option("checkpointLocation", str(location))
@@ -166,7 +166,7 @@ def _timed(work: Callable[[], Any]) -> tuple[float, Any]:
 def check_savepoint(path: str, keys: int, total: int, what: str) -> None:
     """Read all entries of a savepoint, and compare them with what was put in."""
     found = found_total = 0
-    with ckpt.open_state(path) as snapshot:
+    with ckpt.location(path).state() as snapshot:
         for batch in snapshot.state("op", "newest").to_arrow():
             found += batch.num_rows
             found_total += pc.sum(batch.column("n")).as_py() or 0

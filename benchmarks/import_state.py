@@ -121,7 +121,7 @@ class StoppedQuery:
     def __init__(self, spark: SparkSession, base: Path, keys: int) -> None:
         self._spark, self._base, self._keys = spark, base, keys
         self._input, self._native = str(base / "input"), str(base / "native")
-        self._savepoint: ckpt.Savepoint | None = None
+        self._savepoint: ckpt.results.Savepoint | None = None
         spark.range(keys).withColumnRenamed("id", "k").write.parquet(self._input)
         made = self._stream().groupBy("k").transformWithState(Count(), OUTPUT, "Update", "None")
         writer = made.writeStream.format("noop").outputMode("update").trigger(availableNow=True)
@@ -139,8 +139,7 @@ class StoppedQuery:
 
     def imported(self) -> None:
         """Import the query."""
-        self._savepoint = ckpt.import_checkpoint(
-            self._native,
+        self._savepoint = ckpt.location(self._native).import_checkpoint(
             str(self._base / "savepoints"),
             processor=Count(),
             uid="count",

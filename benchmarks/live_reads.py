@@ -217,7 +217,7 @@ def _read(
                 found = state.get(key)
                 reads.ms.append(1000 * (time.perf_counter() - began))
                 reads.found.append((key, found.epoch, found.value))
-    except ckpt.StateUseError:
+    except ckpt.errors.StateUseError:
         return  # the query has ended
     except BaseException as exc:
         reads.failure = exc
@@ -225,7 +225,7 @@ def _read(
         reads.cpu_seconds = time.thread_time()
 
 
-def _first_reads(state: ckpt.LiveState) -> list[float]:
+def _first_reads(state: ckpt.results.LiveState) -> list[float]:
     """Read keys of each subtask after a pause, in which its copy may have become too old."""
     slowest = []
     for key in range(64):

@@ -123,7 +123,7 @@ def _measure(
         feeder.join()
     query.processAllAvailable()
     query.stop()
-    with ckpt.open_state(str(location)) as snapshot:
+    with ckpt.location(str(location)).state() as snapshot:
         batches = [
             (batch.num_rows, pc.sum(batch["n"]).as_py())
             for batch in snapshot.state("op", "totals").to_arrow()

@@ -199,7 +199,7 @@ def _forked(spark: SparkSession, query: _Stored, directory: Path, subtasks: int)
         fork.awaitTermination()
         (epoch,) = report_epochs(fork)
         seconds = epoch.started_at + epoch.ms / 1000 - began_at
-        with ckpt.open_state(str(directory / "location")) as snapshot:
+        with ckpt.location(str(directory / "location")).state() as snapshot:
             numbers = [
                 (batch.num_rows, pc.sum(batch["n"]).as_py())
                 for batch in snapshot.state("op", "totals").to_arrow()

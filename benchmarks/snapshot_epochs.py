@@ -87,7 +87,7 @@ def _measure(spark: SparkSession, options: argparse.Namespace, directory: Path) 
     expected = counting.running_counts(files)
     check_rows("running count", output, expected, counting.COLUMNS)
     observed = _observed(spark, query, epochs, str(directory / "location"))
-    new_bytes = ckpt.history(str(directory / "location"))
+    new_bytes = ckpt.location(str(directory / "location")).history()
     counted = new_bytes[new_bytes["epoch"] >= warm_up]
     shares = (counted["new_bytes"] / counted["size_bytes"]).astype(float).tolist()
     return SnapshotReport(settings, describe_machine(spark), observed[warm_up:], shares)
@@ -125,8 +125,8 @@ def _run(
         if begun and begun[-1] > next_checkpoint:
             try:
                 query.triggerCheckpoint()
-            except ckpt.CheckpointAbortedError as exc:
-                if exc.reason != ckpt.AbortReason.QUERY_ENDED:
+            except ckpt.errors.CheckpointAbortedError as exc:
+                if exc.reason != ckpt.results.AbortReason.QUERY_ENDED:
                     raise
             next_checkpoint += every
     return query

@@ -42,7 +42,7 @@ import pyarrow.compute as pc
 import pyspark_ckpt as ckpt
 old, new = sys.argv[1:]
 began = time.perf_counter()
-difference = ckpt.diff_state(old, new)
+difference = ckpt.location(old).diff(new)
 seconds = time.perf_counter() - began
 (counts,) = difference.counts[["added", "removed", "changed"]].values.tolist()
 rows = difference.to_arrow("op", "totals")

@@ -44,7 +44,7 @@ import pyarrow.compute as pc
 import pyspark_ckpt as ckpt
 path, key = sys.argv[1], sys.argv[2]
 began = time.perf_counter()
-with ckpt.open_state(path) as snapshot:
+with ckpt.location(path).state() as snapshot:
     view = snapshot.state("op", "totals")
     if key:
         found = view.get(key)

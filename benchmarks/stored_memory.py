@@ -166,12 +166,12 @@ def _measure(
     check(edited, "edit", keys - 1000)
     with peaks.of("all entries"):
         check(savepoint, "all entries")
-    with peaks.of("one key"), ckpt.open_state(savepoint) as snapshot:
+    with peaks.of("one key"), ckpt.location(savepoint).state() as snapshot:
         found = snapshot.state("op", "newest").get(keys // 2)
     if found["n"] != keys // 2 % 1000:
         raise WrongStateError(f"{backend}, {keys} keys: one key has {found}")
     with peaks.of("difference"):
-        counts = ckpt.diff_state(savepoint, edited).counts[["added", "removed", "changed"]]
+        counts = ckpt.location(savepoint).diff(edited).counts[["added", "removed", "changed"]]
     if counts.values.tolist() != [[0, 1000, 0]]:
         raise WrongStateError(f"{backend}, {keys} keys: the difference is {counts}")
     if backend == "rocksdb":  # a query of Spark's own has no backend of ours

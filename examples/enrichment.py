@@ -85,7 +85,7 @@ def run(spark: SparkSession, directory: Path) -> None:
     unknown = {"manufacturer": "unknown"}
     found_rows = found.fillna(unknown).reset_index(drop=True)
     pd.testing.assert_frame_equal(found_rows, expected.fillna(unknown))
-    with ckpt.open_state(location) as snapshot:
+    with ckpt.location(location).state() as snapshot:
         known = snapshot.state("enriched", "aircraft").to_pandas()
     assert len(known) == len(register), "aircraft without a flight are in the state too"
     print(found.dropna().tail(5).to_string(index=False))

@@ -41,6 +41,34 @@ from pyspark.errors import (
     PySparkValueError,
 )
 
+__all__ = [
+    "CheckpointAbortedError",
+    "CheckpointError",
+    "CheckpointNotFoundError",
+    "CkptError",
+    "ClockError",
+    "ConfigurationError",
+    "CorruptFileError",
+    "CrashedError",
+    "FailedCheckpointsError",
+    "FencedError",
+    "HarnessUseError",
+    "IncompatibleStateError",
+    "InputRowsError",
+    "NotBuiltYetError",
+    "PlanError",
+    "ProcessorError",
+    "QuarantineError",
+    "RestoreError",
+    "SessionEndedError",
+    "StateError",
+    "StateUseError",
+    "StateValueError",
+    "TimeModeError",
+    "UnknownEpochError",
+    "UnsafePathError",
+]
+
 
 def _init_as_pyspark(error: PySparkException, message: str, condition: str | None = None) -> None:
     """Fill in an error that is one of PySpark's too, whose constructor the builtin would hide."""
@@ -160,7 +188,7 @@ class UnsafePathError(CheckpointError, ValueError):
 class CheckpointAbortedError(CheckpointError, RuntimeError):
     """A checkpoint or savepoint was given up; those before it are untouched.
 
-    `reason` is one of :class:`pyspark_ckpt.AbortReason`.
+    `reason` is one of :class:`pyspark_ckpt.results.AbortReason`.
     """
 
     def __init__(self, message: str, reason: str | None = None) -> None:

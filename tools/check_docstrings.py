@@ -24,7 +24,14 @@ else:
     import tomli as tomllib
 
 ROOT = Path(__file__).parents[1]
-MODULES = ("pyspark_ckpt", "pyspark_ckpt.testing", "pyspark_ckpt.typing")
+MODULES = (
+    "pyspark_ckpt",
+    "pyspark_ckpt.agg",
+    "pyspark_ckpt.errors",
+    "pyspark_ckpt.results",
+    "pyspark_ckpt.testing",
+    "pyspark_ckpt.typing",
+)
 _NO_EXAMPLE = frozenset({"EX01"})
 _NO_ARGUMENTS = frozenset({"PR01", "PR02", "EX01"})
 

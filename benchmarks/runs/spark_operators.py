@@ -36,7 +36,7 @@ def ours(
     backend: str,
     prepare: Prepare = lambda df: df,
     time_mode: str = "None",
-    combine: Mapping[str, ckpt.Aggregate] | None = None,
+    combine: Mapping[str, ckpt.agg.Aggregate] | None = None,
     **others: Any,
 ) -> Contender:
     """Return a contender of this library.
@@ -75,7 +75,11 @@ def ours(
 
 
 def combined(
-    aggregates: Mapping[str, ckpt.Aggregate], key: str, backend: str, *, before_shuffle: bool = True
+    aggregates: Mapping[str, ckpt.agg.Aggregate],
+    key: str,
+    backend: str,
+    *,
+    before_shuffle: bool = True,
 ) -> Contender:
     """Return a contender that keeps aggregates, combined before the shuffle or only after it."""
 

@@ -21,7 +21,7 @@ from benchmarks.savepoint.copies import Original
 from benchmarks.savepoint.counted_notes import NOTE_BYTES, Program
 from benchmarks.savepoint.load import disturb
 from benchmarks.savepoint.report import Results, in_turn
-from pyspark_ckpt import CkptError
+from pyspark_ckpt.errors import CkptError
 
 _CHECKED_IN = Path(__file__).parent.parent / "results"
 _SCRATCH = Path("bench-output")

@@ -106,7 +106,7 @@ class Original:
             first_epoch = self._one_more_epoch(fork, place)
         finally:
             fork.stop()
-        ckpt.dispose_savepoint(savepoint.path)
+        ckpt.location(savepoint.path).dispose()
         shutil.rmtree(place)
         return Round(take, restore, first_epoch, copy, savepoint.size_bytes, savepoint.files)
 
@@ -143,7 +143,7 @@ def _entries(query: ckpt.CheckpointedQuery) -> Any:
     parts = sorted(Path(savepoint.path).glob("shared/canonical-*.parquet"))
     frames = [pq.read_table(part, columns=["stored_key", "stored_value"]) for part in parts]
     entries = pd.concat([frame.to_pandas() for frame in frames], ignore_index=True)
-    ckpt.dispose_savepoint(savepoint.path)
+    ckpt.location(savepoint.path).dispose()
     return entries
 
 

@@ -141,8 +141,8 @@ def _disturb_once(
     savepoint = query.triggerSavepoint(format=savepoint_format.upper())
     ended_at = time.time()
     _await_epochs(query, len(_epochs(query)) + _QUIET_EPOCHS)
-    ckpt.verify(savepoint.path)
-    ckpt.dispose_savepoint(savepoint.path)
+    ckpt.location(savepoint.path).verify()
+    ckpt.location(savepoint.path).dispose()
     epochs = _epochs(query)
     quiet = [epoch for epoch in epochs[before:] if _ended_at(epoch) < began_at]
     later = [epoch for epoch in epochs if _ended_at(epoch) >= ended_at]

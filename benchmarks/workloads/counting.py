@@ -190,7 +190,7 @@ def _aggregated_in_the_jvm(df: DataFrame) -> DataFrame:
 
 
 APPLY = Contender("applyInPandasWithState", Kind.PEER, _one_group_per_key, slow=True)
-AGGREGATES = {"n": ckpt.Count(), "total": ckpt.Sum("value")}
+AGGREGATES = {"n": ckpt.agg.Count(), "total": ckpt.agg.Sum("value")}
 AGG = Contender("groupBy.agg in the JVM", Kind.PEER, _aggregated_in_the_jvm, output_mode="update")
 
 

@@ -43,7 +43,7 @@ class EpochId:
 
     Examples
     --------
-    >>> str(ckpt.EpochId("5f0a", 7))
+    >>> str(ckpt.results.EpochId("5f0a", 7))
     '5f0a/7'
     """
 

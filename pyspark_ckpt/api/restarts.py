@@ -91,7 +91,7 @@ def parallelism_at(location: Storage) -> int | None:
         raise RestoreError(
             f"{location.url} is being restarted in place, or rolled back: repeat the call when the "
             "query runs again. If no driver does it, start the query there, or call "
-            "pyspark_ckpt.rollback again: it finishes what was interrupted"
+            "pyspark_ckpt.location(path).rollback again: it finishes what was interrupted"
         )
     return bound_parallelism(location)
 

@@ -22,41 +22,7 @@ from pyspark_ckpt.savepoint.savepoint import write_savepoint
 def plan_restore(
     path: str, query: DataFrame | CheckpointedStreamWriter, **arguments: Any
 ) -> RestorePlan:
-    """Return what a restore would do with every operator and state; starts nothing.
-
-    Call it on the driver. ``start`` makes the same plan, and raises an error if the plan has one.
-
-    Parameters
-    ----------
-    path : str
-        A ``savepoint-...`` or ``chk-...`` directory.
-    query : DataFrame or CheckpointedStreamWriter
-        The query as a DataFrame, or its writer. The plan follows the writer's options, and what its
-        ``restoreFrom`` was given, where no argument says otherwise.
-    **arguments : object
-        Further arguments of :meth:`CheckpointedStreamWriter.restoreFrom`.
-
-    Returns
-    -------
-    RestorePlan
-        Prints as a table. `states` has a row for each operator and each of its states.
-
-    Raises
-    ------
-    ConfigurationError
-        If a setting is unknown or not allowed, or `claimMode` is not.
-    PlanError, NotBuiltYetError
-        If the query has no operator of this library, two of its operators have the same uid, or it
-        has operators in an order that is not supported.
-    CheckpointNotFoundError, CorruptFileError, UnsafePathError
-        If `path` holds no checkpoint or savepoint, or it is damaged.
-
-    Examples
-    --------
-    >>> plan = ckpt.plan_restore(savepoint.path, counts)
-    >>> [row.outcome for row in plan.states if row.state == "count"]
-    ['restored']
-    """
+    """Return what a restore would do with every operator and state; starts nothing."""
     if not isinstance(query, CheckpointedStreamWriter):
         return CheckpointedStreamWriter(query).restoreFrom(path, **arguments).planRestore()
     writer = copy.copy(query)
@@ -69,42 +35,7 @@ def plan_restore(
 
 
 def rename_uid(path: str, uids: Mapping[str, str], directory: str) -> Savepoint:
-    """Write a savepoint in which operators of a checkpoint or savepoint have other uids.
-
-    It does what Flink's ``SavepointWriter.changeOperatorIdentifier`` does. It only reads `path`. It
-    needs no Spark, and runs in the calling process.
-
-    Parameters
-    ----------
-    path : str
-        A ``savepoint-...`` or ``chk-...`` directory.
-    uids : Mapping of str to str
-        New uids by the old ones.
-    directory : str
-        The parent of the new ``savepoint-...`` directory.
-
-    Returns
-    -------
-    Savepoint
-        Self-contained and durable.
-
-    Raises
-    ------
-    RestoreError
-        If an old uid is not stored, a new uid is empty, or two operators would have the same uid.
-    CheckpointNotFoundError, CorruptFileError, UnsafePathError
-        If `path` holds no checkpoint or savepoint, or it is damaged.
-    ConfigurationError, NotBuiltYetError
-        If there is no storage for the scheme of a path, or its library is not installed.
-    OSError
-        If the new savepoint cannot be written; nothing of it remains.
-
-    Examples
-    --------
-    >>> renamed = ckpt.rename_uid(savepoint.path, {"count": "visits"}, f"{directory}/renamed")
-    >>> renamed.epoch == savepoint.epoch
-    True
-    """
+    """Write a savepoint in which operators of a checkpoint or savepoint have other uids."""
     source = RestoreSource(str(path))
     stored = [operator.uid for operator in source.metadata.operators]
     unknown = sorted(set(uids) - set(stored))

@@ -34,7 +34,9 @@ from pyspark_ckpt.spark.session import frame_of_groups, is_grouped
 from pyspark_ckpt.values.nesting import same_type
 
 
-def key_by(df: DataFrame, *columns: str | Column, maxParallelism: int | None = None) -> KeyedStream:
+def key_by(
+    df: DataFrame, *columns: str | Column, max_parallelism: int | None = None
+) -> KeyedStream:
     """Partition a DataFrame by key.
 
     Call it on the driver, where ``df.groupBy(*columns)`` would be. A null is a key like any other,
@@ -48,7 +50,7 @@ def key_by(df: DataFrame, *columns: str | Column, maxParallelism: int | None = N
     *columns : str or Column
         One or more names or expressions, as for ``groupBy``. Keys have the names that ``groupBy``
         gives them. The processor's rows have the columns of `df`, without the expressions.
-    maxParallelism : int, optional
+    max_parallelism : int, optional
         Number of key groups, fixed for the life of the state. By default a power of two of at
         least 128, derived from the parallelism as in Flink.
 
@@ -60,20 +62,20 @@ def key_by(df: DataFrame, *columns: str | Column, maxParallelism: int | None = N
     Raises
     ------
     PlanError
-        If `df` is not a DataFrame, a key column is missing or ambiguous, or `maxParallelism` is not
-        allowed.
+        If `df` is not a DataFrame, a key column is missing or ambiguous, or `max_parallelism` is
+        not allowed.
     NotBuiltYetError
         If `df` has a column of an unsupported type.
 
     Examples
     --------
-    >>> keyed = ckpt.key_by(events, "user", maxParallelism=256)
+    >>> keyed = ckpt.key_by(events, "user", max_parallelism=256)
     """
     check_frame(df, "key_by", "df", PlanError)
     conf = df.sparkSession.conf
     parallelism = parallelism_of(df.sparkSession)
     time_zone = str(conf.get("spark.sql.session.timeZone"))
-    chosen = default_max_parallelism(parallelism) if maxParallelism is None else maxParallelism
+    chosen = default_max_parallelism(parallelism) if max_parallelism is None else max_parallelism
     grouping = grouping_columns(df, columns)
     keyed = KeyedInput(
         grouping.df,
@@ -571,7 +573,7 @@ class KeyedStream:
         >>> class Total(Count):
         ...     def handleInputRows(self, key, rows, timerValues):
         ...         yield Row(user=key[0], n=sum(row.n for row in rows))
-        >>> combined = ckpt.key_by(events, "user").combineRows({"n": ckpt.Count()})
+        >>> combined = ckpt.key_by(events, "user").combineRows({"n": ckpt.agg.Count()})
         >>> totals = combined.transformWithState(
         ...     Total(), "user string, n long", "Update", "None", uid="totals"
         ... )
@@ -626,7 +628,7 @@ class KeyedStream:
 
         Examples
         --------
-        >>> counts = ckpt.key_by(events, "user").combine({"n": ckpt.Count()}, uid="count")
+        >>> counts = ckpt.key_by(events, "user").combine({"n": ckpt.agg.Count()}, uid="count")
         >>> counts.columns
         ['user', 'n']
         """

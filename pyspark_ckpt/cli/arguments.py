@@ -42,9 +42,9 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog="pyspark-ckpt",
         description="Checkpoints and savepoints of PySpark Structured Streaming queries.",
-        epilog="Exit codes: 0 done, 1 failed, 2 wrong arguments; of diff and prove 0 equal, "
+        epilog="Exit codes: 0 done, 1 failed, 2 wrong arguments; of diff and shadow 0 equal, "
         "1 different, 2 unknown. "
-        "Only plan, prove and rollback start Spark, on this machine.",
+        "Only plan, shadow and rollback start Spark, on this machine.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     top.add_argument("--version", action="version", version=f"%(prog)s {__version__}")
@@ -173,12 +173,15 @@ def _add_key(command: argparse.ArgumentParser, what: str) -> None:
 
 def _add_file_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     for name, run, what, argument, examples in (
-        ("list", file_commands.list_checkpoints, "list the checkpoints or savepoints",
+        ("list", file_commands.list_stored, "list the checkpoints or savepoints",
          f"{LOCATION}, or a directory of savepoints",
          "pyspark-ckpt list /data/flights/checkpoint\npyspark-ckpt list /data/savepoints"),
         ("history", file_commands.show_history, "show checkpoints, savepoints and failures",
-         f"{LOCATION}, or a directory of several queries: the tree of their forks",
-         "pyspark-ckpt history /data/flights/checkpoint --json\npyspark-ckpt history /data"),
+         LOCATION, "pyspark-ckpt history /data/flights/checkpoint --json"),
+        ("lineage", file_commands.show_lineage,
+         "show what a snapshot was restored from, or the tree of all forks below a directory",
+         "a savepoint-... or chk-... directory, or a directory of several queries",
+         "pyspark-ckpt lineage /data"),
         ("show", file_commands.show, "show the content and ancestors of a checkpoint or savepoint",
          SNAPSHOT, "pyspark-ckpt show /data/savepoints/savepoint-3f2a10-0a1b2c3d4e5f"),
         ("verify", file_commands.verify_files, "check all files by size and SHA-256",
@@ -318,7 +321,7 @@ def _add_spark_commands(commands: argparse._SubParsersAction[argparse.ArgumentPa
     )
     _allow_missing_input(rollback, "leave")
     rollback.set_defaults(run=spark_commands.rollback)
-    for command in (plan, rollback, _prove(commands)):
+    for command in (plan, rollback, _shadow(commands)):
         command.add_argument(
             "--conf",
             metavar="KEY=VALUE",
@@ -336,23 +339,23 @@ def _allow_missing_input(command: argparse.ArgumentParser, does: str) -> None:
     )
 
 
-def _prove(
+def _shadow(
     commands: argparse._SubParsersAction[argparse.ArgumentParser],
 ) -> argparse.ArgumentParser:
-    prove = _command(
+    shadow = _command(
         commands,
-        "prove",
+        "shadow",
         "run a candidate next to a running query, and compare output and states epoch by epoch; "
         "exit with 1 if they differ, with 2 if not all was compared, or on errors",
-        "pyspark-ckpt prove /data/flights/checkpoint job.py:build new.py:build --epochs 20\n"
-        "pyspark-ckpt prove /data/flights/checkpoint job.py:build new.py:build \\\n"
+        "pyspark-ckpt shadow /data/flights/checkpoint job.py:build new.py:build --epochs 20\n"
+        "pyspark-ckpt shadow /data/flights/checkpoint job.py:build new.py:build \\\n"
         "    --ignore output.loaded_at --tolerance 1e-9 --html report.html",
     )
-    prove.add_argument(
+    shadow.add_argument(
         "location", type=given.path, metavar="LOCATION", help="a query's checkpointLocation"
     )
     for name, what in (("original", "the query's own program"), ("candidate", "the new program")):
-        prove.add_argument(
+        shadow.add_argument(
             name,
             metavar=f"{name.upper()}.py:FUNCTION",
             help=f"{what}: a function that returns the query, a DataFrame or a writer; it gets the "
@@ -375,16 +378,16 @@ def _prove(
         ("--directory", given.path, None, "DIR", "for the forks; by default a temporary one"),
         ("--html", given.path, None, "FILE", "write the report as HTML, too"),
     ):
-        prove.add_argument(option, type=kind, default=default, metavar=metavar, help=what)
+        shadow.add_argument(option, type=kind, default=default, metavar=metavar, help=what)
     for option, metavar, what in (
         ("--ignore", "NAME", "output.<column>, <uid>.<state> or <uid>.<state>.<column>"),
         ("--key", "COLUMN", "a column that names a row of the output"),
     ):
-        prove.add_argument(
+        shadow.add_argument(
             option, metavar=metavar, action="append", default=[], help=f"{what}; may be repeated"
         )
-    prove.set_defaults(run=spark_commands.prove, has_negative_result=True)
-    return prove
+    shadow.set_defaults(run=spark_commands.shadow, has_negative_result=True)
+    return shadow
 
 
 def _add_console_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -1,30 +1,20 @@
-"""Commands that only read or delete files: list, history, show, verify, dispose, rename-uid."""
+"""Commands of files: list, history, lineage, show, verify, dispose, rename-uid."""
 
 from __future__ import annotations
 
 from argparse import Namespace
-from contextlib import closing
 from typing import Any
 
 import pandas as pd
 
-from pyspark_ckpt.api.restoring import rename_uid
+from pyspark_ckpt.api.location import location
 from pyspark_ckpt.cli.output import Result, facts, one_line, records, table
-from pyspark_ckpt.errors import CheckpointNotFoundError, ConfigurationError
-from pyspark_ckpt.formats.layout import is_savepoint_name
-from pyspark_ckpt.formats.metadata import CheckpointMetadata, OperatorMetadata
-from pyspark_ckpt.formats.metadata_file import read_metadata
-from pyspark_ckpt.formats.modes import EntryStatus
+from pyspark_ckpt.errors import ConfigurationError
+from pyspark_ckpt.formats.modes import EntryKind, EntryStatus
 from pyspark_ckpt.formats.origin import read_origin
-from pyspark_ckpt.history.frames import as_frame, entries_of, history, utc_time
-from pyspark_ckpt.history.lineage import ancestors_of, description_of, lineage
-from pyspark_ckpt.history.log import HistoryEntry
-from pyspark_ckpt.history.places import LEVELS, find_checkpoints_directory, savepoint_entries
-from pyspark_ckpt.history.records import format_of
-from pyspark_ckpt.history.verification import size_on_disk_bytes, verify
-from pyspark_ckpt.savepoint.dispose import dispose_savepoint
-from pyspark_ckpt.storage.open import open_storage
-from pyspark_ckpt.stores.open import find_store
+from pyspark_ckpt.history.frames import utc_time
+from pyspark_ckpt.history.lineage import ancestors_of
+from pyspark_ckpt.history.places import find_checkpoints_directory
 
 _OF_A_CHECKPOINT = [
     "checkpoint_id", "status", "epoch", "triggered_at", "duration_ms", "size_bytes", "files",
@@ -36,26 +26,13 @@ _OF_A_SAVEPOINT = [
 _OF_AN_ANCESTOR = ["kind", "query_id", "epoch", "found", "path"]
 
 
-def list_checkpoints(arguments: Namespace) -> Result:
+def list_stored(arguments: Namespace) -> Result:
     """List the checkpoints of a query, or the savepoints in and below a directory."""
-    directory = open_storage(arguments.path)
-    has_savepoints = any(is_savepoint_name(name) for name in directory.list())
-    if has_savepoints and (found := savepoint_entries(directory, LEVELS)):
-        return _savepoints_result(found)
-    try:
-        storage = find_checkpoints_directory(arguments.path)
-    except CheckpointNotFoundError:
-        savepoints = savepoint_entries(directory, LEVELS)
-        if not savepoints:
-            raise
-        return _savepoints_result(savepoints)
-    with closing(find_store(storage)) as store:
-        frame = as_frame(entries_of(store))[_OF_A_CHECKPOINT]
-    return Result({"checkpoints": records(frame)}, table(frame, "no checkpoints"))
-
-
-def _savepoints_result(savepoints: list[HistoryEntry]) -> Result:
-    frame = as_frame(savepoints, _OF_A_SAVEPOINT)
+    found = location(arguments.path).list()
+    if EntryKind.SAVEPOINT.value not in set(found["kind"]):
+        frame = found[_OF_A_CHECKPOINT]
+        return Result({"checkpoints": records(frame)}, table(frame, "no checkpoints"))
+    frame = found[_OF_A_SAVEPOINT]
     text = table(frame, "")
     begun = EntryStatus.BEGUN
     if begun in set(frame.status):
@@ -64,40 +41,30 @@ def _savepoints_result(savepoints: list[HistoryEntry]) -> Result:
 
 
 def show_history(arguments: Namespace) -> Result:
-    """Show the history of a query, or the tree of forks of several queries."""
-    try:
-        frame = history(arguments.path)
-    except CheckpointNotFoundError as exc:
-        try:
-            return _show_lineage(arguments.path)
-        except CheckpointNotFoundError:
-            raise exc from None  # the other error asks for one checkpoint
+    """Show the history of a query."""
+    frame = location(arguments.path).history()
     ancestors = ancestors_of(read_origin(find_checkpoints_directory(arguments.path)))
     text = table(frame.drop(columns="phases_ms"), "no history") + _ancestors_text(ancestors)
     return Result({"history": records(frame), "ancestors": records(ancestors)}, text)
 
 
-def _show_lineage(path: str) -> Result:
-    """Show which queries below a directory were restored from which snapshot."""
-    rows = records(lineage(path))
+def show_lineage(arguments: Namespace) -> Result:
+    """Show the ancestors of a snapshot, or the tree of the queries below a directory."""
+    rows = records(location(arguments.path).lineage())
     lines = [
         f"{'  ' * row['generation']}{row['kind']} of query "
         f"{one_line(row['query_name'] or row['query_id'])}, epoch {row['epoch']}"
         f"{'' if row['found'] else ', not found'}: {one_line(row['path'])}\n"
         for row in rows
     ]
-    return Result({"family": rows}, "".join(lines))
+    return Result({"lineage": rows}, "".join(lines))
 
 
 def show(arguments: Namespace) -> Result:
     """Show the content of a checkpoint or savepoint."""
-    directory = open_storage(arguments.path)
-    metadata = read_metadata(directory)
-    fields = _description(metadata)
-    if metadata.is_savepoint:  # a checkpoint has the size that `list` shows
-        fields["size_bytes"] = size_on_disk_bytes(directory, metadata)
-        fields["format"] = format_of(metadata)
-    ancestors = lineage(arguments.path).iloc[1:]
+    stored = location(arguments.path)
+    fields = stored.show()
+    ancestors = stored.lineage().iloc[1:]
     text = facts(_readable(fields))
     for operator in fields["operators"]:
         states = ", ".join(f"{state['name']} ({state['kind']})" for state in operator["states"])
@@ -112,7 +79,7 @@ def show(arguments: Namespace) -> Result:
 
 def verify_files(arguments: Namespace) -> Result:
     """Check all files of a checkpoint or savepoint."""
-    found = verify(arguments.path)
+    found = location(arguments.path).verify()
     fields = {
         "path": found.path,
         "kind": found.kind,
@@ -126,7 +93,7 @@ def verify_files(arguments: Namespace) -> Result:
 
 def dispose(arguments: Namespace) -> Result:
     """Delete a savepoint."""
-    gone = dispose_savepoint(arguments.path)
+    gone = location(arguments.path).dispose()
     what = "" if gone.was_complete else "an incomplete savepoint, "
     text = f"{gone.path}: {what}{gone.files} files deleted\n"
     if gone.left:
@@ -146,7 +113,7 @@ def rename_uids(arguments: Namespace) -> Result:
     twice = sorted({uid for uid in old if old.count(uid) > 1})
     if twice:
         raise ConfigurationError(f"{', '.join(twice)} is renamed twice: give each uid one new uid")
-    made = rename_uid(arguments.path, dict(arguments.uids), arguments.directory)
+    made = location(arguments.path).rename_uid(dict(arguments.uids), arguments.directory)
     fields = {
         "path": made.path,
         "epoch": made.epoch,
@@ -173,38 +140,3 @@ def _readable(fields: dict[str, Any]) -> dict[str, Any]:
         shown.get(name, (name, value)) for name, value in fields.items() if name not in operators
     )
     return dict(kept)
-
-
-def _description(metadata: CheckpointMetadata) -> dict[str, Any]:
-    return {
-        "kind": metadata.kind,
-        "checkpoint_id": metadata.checkpoint_id,
-        "epoch": metadata.epoch,
-        "query_id": metadata.query_id,
-        "query_name": metadata.query_name,
-        "watermark_ms": metadata.watermark_ms,
-        "completed_at_ms": metadata.completed_at_ms,
-        "size_bytes": metadata.size_bytes,
-        "files": len({reference.path for reference in metadata.files()}) + 1,
-        "spark_version": metadata.spark_version,
-        "library_version": metadata.library_version,
-        "operators": [_operator(operator) for operator in metadata.operators],
-        "spark_operators": [operator.name for operator in metadata.spark_operators],
-    }
-
-
-def _operator(operator: OperatorMetadata) -> dict[str, Any]:
-    states = {
-        state.name: {"name": state.name, "kind": state.kind, "schema": state.value_schema}
-        for handle in operator.handles
-        for state in handle.states
-        if state.sweeps is None
-    }
-    return {
-        "uid": operator.uid,
-        **description_of(operator),
-        "base_formats": sorted(
-            {handle.base.format for handle in operator.handles if handle.base is not None}
-        ),
-        "states": list(states.values()),
-    }

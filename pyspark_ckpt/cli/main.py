@@ -28,7 +28,7 @@ OK, FAILED, USAGE = 0, 1, 2
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the entry point of ``pyspark-ckpt``.
 
-    The exit status is 0 on success and 1 on failure. For ``diff`` and ``prove`` it is 0 if the
+    The exit status is 0 on success and 1 on failure. For ``diff`` and ``shadow`` it is 0 if the
     snapshots are equal, 1 if they differ, and 2 on a failure or an interrupt. Wrong arguments end
     the process with 2.
     """

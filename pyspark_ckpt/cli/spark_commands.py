@@ -1,4 +1,4 @@
-"""Commands that start a local Spark session: plan, prove, rollback."""
+"""Commands that start a local Spark session: plan, shadow, rollback."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def plan(arguments: Namespace) -> Result:
     return Result(fields, f"{found!r}\n", is_done=not found.errors)
 
 
-def prove(arguments: Namespace) -> Result:
+def shadow(arguments: Namespace) -> Result:
     """Compare a candidate with the program of a query that another process runs."""
     if arguments.html is not None:
         check_can_write("--html", Path(arguments.html))  # a run of hours ends with it
@@ -80,7 +80,7 @@ def prove(arguments: Namespace) -> Result:
         )
     with (
         local_session(arguments.conf) as spark,
-        tempfile.TemporaryDirectory(prefix="pyspark_ckpt-prove-") as own,
+        tempfile.TemporaryDirectory(prefix="pyspark_ckpt-shadow-") as own,
     ):
         with building_with(parallelism):
             original = query_of(arguments.original, spark)
@@ -132,7 +132,7 @@ def rollback(arguments: Namespace) -> Result:
             arguments.to,
             arguments.checkpoints_directory,
             force=arguments.force,
-            allowMissingInput=arguments.allow_missing_input,
+            allow_missing_input=arguments.allow_missing_input,
             spark=spark,
         )
     fields = asdict(done)

@@ -188,7 +188,7 @@ def _key_value(field: pa.Field, text: str | None) -> Any:
     except (ValueError, pa.ArrowException) as exc:
         raise ConfigurationError(
             f"--key {text!r} cannot be read as {field.type} for the key column {field.name!r} "
-            f"({exc}); keys of nested types are read in Python, with open_state"
+            f"({exc}); keys of nested types are read in Python, with location(path).state()"
         ) from exc
 
 

@@ -26,7 +26,7 @@ class Aggregate:
 
     Examples
     --------
-    >>> isinstance(ckpt.Sum("size"), ckpt.Aggregate)
+    >>> isinstance(ckpt.agg.Sum("size"), ckpt.agg.Aggregate)
     True
     """
 
@@ -44,7 +44,7 @@ class Count(Aggregate):
 
     Examples
     --------
-    >>> counts = ckpt.key_by(events, "user").combine({"n": ckpt.Count()}, uid="count")
+    >>> counts = ckpt.key_by(events, "user").combine({"n": ckpt.agg.Count()}, uid="count")
     """
 
     column: str | None = None
@@ -66,7 +66,7 @@ class Sum(Aggregate):
     --------
     >>> from pyspark.sql import functions as F
     >>> sized = events.withColumn("size", F.length("user"))
-    >>> sizes = ckpt.key_by(sized, "user").combine({"size": ckpt.Sum("size")}, uid="sizes")
+    >>> sizes = ckpt.key_by(sized, "user").combine({"size": ckpt.agg.Sum("size")}, uid="sizes")
     """
 
     column: str
@@ -83,7 +83,7 @@ class Min(Aggregate):
 
     Examples
     --------
-    >>> first = ckpt.key_by(events, "user").combine({"least": ckpt.Min("user")}, uid="least")
+    >>> first = ckpt.key_by(events, "user").combine({"least": ckpt.agg.Min("user")}, uid="least")
     """
 
     column: str
@@ -100,7 +100,8 @@ class Max(Aggregate):
 
     Examples
     --------
-    >>> last = ckpt.key_by(events, "user").combine({"greatest": ckpt.Max("user")}, uid="greatest")
+    >>> greatest = {"greatest": ckpt.agg.Max("user")}
+    >>> last = ckpt.key_by(events, "user").combine(greatest, uid="greatest")
     """
 
     column: str
@@ -117,7 +118,7 @@ class First(Aggregate):
 
     Examples
     --------
-    >>> first = ckpt.key_by(events, "user").combine({"first": ckpt.First("user")}, uid="first")
+    >>> first = ckpt.key_by(events, "user").combine({"first": ckpt.agg.First("user")}, uid="first")
     """
 
     column: str
@@ -134,7 +135,7 @@ class Last(Aggregate):
 
     Examples
     --------
-    >>> last = ckpt.key_by(events, "user").combine({"last": ckpt.Last("user")}, uid="last")
+    >>> last = ckpt.key_by(events, "user").combine({"last": ckpt.agg.Last("user")}, uid="last")
     """
 
     column: str
@@ -151,7 +152,8 @@ class CollectList(Aggregate):
 
     Examples
     --------
-    >>> all_of = ckpt.key_by(events, "user").combine({"all": ckpt.CollectList("user")}, uid="all")
+    >>> everything = {"all": ckpt.agg.CollectList("user")}
+    >>> all_of = ckpt.key_by(events, "user").combine(everything, uid="all")
     """
 
     column: str

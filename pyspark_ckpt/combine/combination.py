@@ -124,7 +124,7 @@ class _Column:
         if type(aggregate) not in MERGES:
             raise PlanError(
                 f"{where}: the aggregate {name!r} is {type(aggregate).__name__}: give "
-                "pyspark_ckpt.Count(), Sum, Min, Max, First, Last or CollectList"
+                "pyspark_ckpt.agg.Count(), Sum, Min, Max, First, Last or CollectList"
             )
         data_type: T.DataType = T.NullType()
         if aggregate.column is not None:

@@ -36,7 +36,7 @@ Keys = Mapping[str, DataFrame | Sequence[DataFrame]]
 
 @dataclass(frozen=True, slots=True)
 class Erasure:
-    """What became of one savepoint; returned by :func:`erase_keys`.
+    """What became of one savepoint; returned by :meth:`Location.erase_keys`.
 
     Parameters
     ----------
@@ -62,7 +62,7 @@ class Erasure:
 
     Examples
     --------
-    >>> erasure = ckpt.Erasure("/savepoints/savepoint-1", savepoint, 0, ())
+    >>> erasure = ckpt.results.Erasure("/savepoints/savepoint-1", savepoint, 0, ())
     >>> erasure.mentions
     0
     """
@@ -81,57 +81,7 @@ def erase_keys(
     *,
     spark: SparkSession | None = None,
 ) -> list[Erasure]:
-    """Erase keys from every savepoint in a directory.
-
-    Each savepoint that has one of the keys is replaced by a new one without them. So is one in the
-    ``NATIVE`` format, whose files may still have a key that the processor has deleted. The new ones
-    are written first and read back: no entry may have an erased key. Then the old ones are disposed
-    of. If the call is interrupted, the old ones may be there with the keys: call it again. If that
-    names a savepoint as incomplete, damaged or being deleted, finish its end with
-    ``dispose_savepoint`` first.
-
-    Parameters
-    ----------
-    directory : str
-        Where savepoints are, whatever their names, also in directories below it.
-    keys : Mapping of str to DataFrame or sequence of DataFrame
-        For each operator's uid the key columns of the keys. If savepoints have other key columns
-        after a `rekey`, a list with a frame for each kind of them: a frame has the keys of the
-        savepoints whose key columns have its names, and, if some have its types too, of these only.
-    spark : SparkSession, optional
-        The session whose executors do the work; by default that of a frame in `keys`, the active
-        one, or PySpark's default one.
-
-    Returns
-    -------
-    list of Erasure
-        One for each savepoint in the directory, replaced or not. If none has `mentions`,
-        `not_scanned`, `too_short` or `left`, nothing is left of the keys that this library can
-        find.
-
-    Raises
-    ------
-    PlanError
-        If the directory has checkpoints of a query, which only the query's retention deletes, a
-        savepoint inside a savepoint, a link, or too many levels, no savepoint there has one of the
-        operators or the key columns of a frame, a savepoint has key columns that no frame has, or
-        there is no running Spark session.
-    CheckpointNotFoundError, CorruptFileError, UnsafePathError
-        If there is no savepoint, or one is incomplete or damaged. It may hold the keys, so nothing
-        was deleted.
-    RestoreError
-        If an erased key was read back from a new savepoint. Nothing was deleted.
-
-    Examples
-    --------
-    >>> kept = ckpt.edit_state(savepoint.path).save(f"{directory}/private")
-    >>> person = spark.createDataFrame([("bob",)], "user string")
-    >>> [erasure] = ckpt.erase_keys(f"{directory}/private", {"count": person})
-    >>> erasure.mentions, erasure.replaced == kept.path
-    (0, True)
-    >>> erasure.too_short  # "bob" may be in a longer text
-    1
-    """
+    """Erase keys from every savepoint in a directory."""
     session = session_in_use("erase_keys", PlanError, spark, *frames_of(keys))
     place = open_storage(qualified_path(session, str(directory)))
     found = list(_savepoints_below(place, _MOST_LEVELS))

@@ -749,7 +749,7 @@ def edit_state(
     >>> history = spark.createDataFrame([("ada", 7), ("bob", 2)], "user string, n long")
     >>> edit = ckpt.edit_state(query=counts)
     >>> first = edit.put("count", "count", history).save(f"{directory}/first")
-    >>> print(ckpt.plan_restore(first.path, counts))
+    >>> print(ckpt.location(first.path).plan(counts))
     restore from ..., epoch 0: can start
     ...
     """

@@ -151,7 +151,7 @@ class RolledBack(msgspec.Struct, frozen=True):
 
     Examples
     --------
-    >>> void = ckpt.RolledBack("5f0a", after=7)
+    >>> void = ckpt.results.RolledBack("5f0a", after=7)
     >>> f"DELETE FROM counts WHERE query_id = '{void.query_id}' AND epoch > {void.after}"
     "DELETE FROM counts WHERE query_id = '5f0a' AND epoch > 7"
     """

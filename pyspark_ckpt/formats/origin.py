@@ -17,7 +17,7 @@ UNCLAIMED_NAME = "origin-unclaimed"
 
 
 @dataclass(frozen=True, slots=True)
-class Restore:
+class RestoredFrom:
     """What a query was restored from; ``CheckpointedQuery.lastRestore``.
 
     Parameters
@@ -39,7 +39,7 @@ class Restore:
 
     Examples
     --------
-    >>> restore = ckpt.Restore("/savepoints/savepoint-1", 7, "5f0a", "NO_CLAIM")
+    >>> restore = ckpt.results.RestoredFrom("/savepoints/savepoint-1", 7, "5f0a", "NO_CLAIM")
     >>> restore.needs_original
     False
     """
@@ -52,7 +52,7 @@ class Restore:
     skipped: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, origin: Origin) -> Restore:
+    def of(cls, origin: Origin) -> RestoredFrom:
         """Return the public record of a stored origin."""
         return cls(
             path=origin.path,

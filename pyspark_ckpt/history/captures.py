@@ -37,7 +37,7 @@ class Capture:
 
     Examples
     --------
-    >>> ckpt.capture(f"{directory}/location", 7)
+    >>> ckpt.location(f"{directory}/location").capture(7)
     Capture(epochs=[7])
     """
 
@@ -59,7 +59,7 @@ class Capture:
         return f"Capture(epochs={self.epochs})"
 
     def request(self) -> None:
-        """Have the epochs captured from the next start on; :func:`capture` has done it.
+        """Have the epochs captured from the next start on; :meth:`Location.capture` has done it.
 
         Raises
         ------
@@ -68,7 +68,7 @@ class Capture:
 
         Examples
         --------
-        >>> ckpt.capture(f"{directory}/location", 7).request()
+        >>> ckpt.location(f"{directory}/location").capture(7).request()
         """
         self._files.request(self._orders)
 
@@ -82,7 +82,7 @@ class Capture:
 
         Examples
         --------
-        >>> ckpt.capture(f"{directory}/location", 7).captured()
+        >>> ckpt.location(f"{directory}/location").capture(7).captured()
         []
         """
         return sorted({epoch.epoch for epoch in self._newest().values()})
@@ -113,8 +113,8 @@ class Capture:
         Examples
         --------
         >>> try:
-        ...     ckpt.capture(f"{directory}/location", 7).save("seven.capture")
-        ... except ckpt.CheckpointNotFoundError as error:
+        ...     ckpt.location(f"{directory}/location").capture(7).save("seven.capture")
+        ... except ckpt.errors.CheckpointNotFoundError as error:
         ...     print(str(error).rpartition(": ")[2])
         start the query there, and wait until the epochs are committed
         """
@@ -139,7 +139,7 @@ class Capture:
 
         Examples
         --------
-        >>> ckpt.capture(f"{directory}/location", 7).delete()
+        >>> ckpt.location(f"{directory}/location").capture(7).delete()
         """
         self._files.delete(self._paths(), self._orders)
 

@@ -56,49 +56,7 @@ _MOST = 2**63 - 1
 
 
 def history(path: str) -> History:
-    """Return the history of a query's checkpoints and savepoints.
-
-    It needs no Spark and runs in the calling process.
-
-    Parameters
-    ----------
-    path : str
-        A query's ``checkpointLocation`` or checkpoints directory; the query may be running.
-
-    Returns
-    -------
-    History
-        A ``pandas.DataFrame`` whose ``plot()`` draws the checkpoints; this needs the extra
-        ``plot``. Oldest first, by the ids of checkpoints, because the wall clock may jump: kind,
-        status (``completed``, ``corrupt``, ``aborted``, ``begun``), checkpoint_id, epoch,
-        triggered_at (UTC), duration_ms, size_bytes, new_bytes (not in the retained checkpoint
-        before it), files, phases_ms (of gathering: handles, sources, verification), path, reason,
-        and of restarts in place (kind ``restart``) parallelism_before, parallelism and pause_ms.
-        quarantined_keys and quarantined_rows are of checkpoints of the last hour, once the run has
-        recorded them (within half a minute), if a key was ever quarantined. :func:`subtask_history`
-        has each subtask's part. Checkpoints that retention has removed are left out, and with a
-        warning in the log those that may not be read. Savepoints and failures are included, up to a
-        thousand.
-
-    Raises
-    ------
-    CheckpointNotFoundError, UnsafePathError
-        If there are no checkpoints at the path, there are those of several queries, or the path is
-        not safe.
-    CorruptFileError
-        If the note that says where the checkpoints are stored was changed.
-    ConfigurationError, NotBuiltYetError
-        If there is no storage for the scheme of the path, or a library is not installed: of the
-        storage, or of ZooKeeper.
-    OSError
-        If the storage or ZooKeeper cannot be reached.
-
-    Examples
-    --------
-    >>> history = ckpt.history(f"{directory}/query")
-    >>> set(history["kind"]) == {"checkpoint", "savepoint"}
-    True
-    """
+    """Return the history of a query's checkpoints and savepoints."""
     storage = find_checkpoints_directory(path)
     with closing(find_store(storage)) as store:
         entries = [*entries_of(store), *_log_entries(storage)]
@@ -212,41 +170,7 @@ def _log_entries(storage: Storage) -> list[HistoryEntry]:
 
 
 def subtask_history(path: str) -> pd.DataFrame:
-    """Return the part of each subtask in the retained checkpoints of a query.
-
-    It needs no Spark and runs in the calling process.
-
-    Parameters
-    ----------
-    path : str
-        A query's ``checkpointLocation`` or checkpoints directory; the query may be running.
-
-    Returns
-    -------
-    pandas.DataFrame
-        Oldest first. Columns: checkpoint_id, epoch, uid, subtask; subtask_epoch, the last epoch in
-        which the subtask was called; size_bytes, new_bytes (not in the retained checkpoint before
-        it), files, base_bytes and segments of its state; and counters of that last epoch, such as
-        keys, writes and open_ms, which docs/processors.md lists.
-
-    Raises
-    ------
-    CheckpointNotFoundError, UnsafePathError
-        If there are no checkpoints at the path, there are those of several queries, or the path is
-        not safe.
-    CorruptFileError
-        If the note that says where the checkpoints are stored was changed.
-    ConfigurationError, NotBuiltYetError
-        If there is no storage for the scheme of the path, or a library is not installed: of the
-        storage, or of ZooKeeper.
-    OSError
-        If the storage or ZooKeeper cannot be reached.
-
-    Examples
-    --------
-    >>> set(ckpt.subtask_history(f"{directory}/query")["uid"])
-    {'count'}
-    """
+    """Return the part of each subtask in the retained checkpoints of a query."""
     rows: list[dict[str, Any]] = []
     before: dict[tuple[str, int], Handle] = {}
     with closing(find_store(find_checkpoints_directory(path))) as store:
@@ -278,7 +202,7 @@ def _row(metadata: CheckpointMetadata, handle: Handle, before: Handle | None) ->
 
 
 class History(pd.DataFrame):
-    """What :func:`history` returns: a ``pandas.DataFrame`` with its own plot.
+    """What :meth:`Location.history` returns: a ``pandas.DataFrame`` with its own plot.
 
     ``plot()`` without arguments draws the duration of each checkpoint by phase, its size, and the
     attempts that were aborted. It needs the extra ``plot``. With arguments, ``plot`` is that of

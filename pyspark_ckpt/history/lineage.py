@@ -192,43 +192,7 @@ _MOST_ROWS = 1000
 
 
 def lineage(path: str) -> pd.DataFrame:
-    """Return a checkpoint or savepoint and its ancestors, or the tree of all below a directory.
-
-    It needs no Spark and runs in the calling process.
-
-    For one checkpoint or savepoint, the result starts with it, and its parent, grandparent and so
-    on follow. A parent is looked for at the path that it had when the child's query was restored
-    from it. A parent that was moved, deleted or damaged is the last row, with the child's record of
-    it. For a directory, the result has all checkpoints and savepoints below it as a tree: each is
-    followed by the queries that were restored from it, even if it was moved.
-
-    Parameters
-    ----------
-    path : str
-        A ``savepoint-...`` or ``chk-...`` directory, or a directory that has some below it, or a
-        ``checkpointLocation`` whose checkpoints are elsewhere.
-
-    Returns
-    -------
-    pandas.DataFrame
-        The columns kind, path, checkpoint_id, query_id, query_name, epoch, completed_at (UTC),
-        operators (a dictionary by uid: processor, code_sha256, schema_sha256, parallelism,
-        max_parallelism, backend, restored), found, parent, generation. `restored` says whether the
-        operator's state came from the parent. `parent` is the path that the query was restored
-        from. `generation` is the number of restores since the oldest known ancestor.
-
-    Raises
-    ------
-    CheckpointNotFoundError, CorruptFileError, UnsafePathError
-        If `path` holds no checkpoint or savepoint, or it is damaged or not safe.
-    ConfigurationError, NotBuiltYetError
-        If there is no storage for the scheme of the path, or its library is not installed.
-
-    Examples
-    --------
-    >>> ckpt.lineage(savepoint.path)["generation"].tolist()
-    [0]
-    """
+    """Return a checkpoint or savepoint and its ancestors, or the tree of all below a directory."""
     root = open_storage(path)
     if not root.exists(METADATA_NAME):
         tree = rows_of_tree(root)
@@ -241,7 +205,7 @@ def lineage(path: str) -> pd.DataFrame:
 
 
 def ancestors_of(origin: Origin | None) -> pd.DataFrame:
-    """Return the lineage of an origin, as :func:`lineage`."""
+    """Return the lineage of an origin, as :meth:`Location.lineage`."""
     return _chain(_ancestors(origin, ""))
 
 

@@ -54,8 +54,8 @@ class CheckpointListener:
 
         Examples
         --------
-        >>> aborted = ckpt.AbortedCheckpoint(
-        ...     "checkpoint", 3, 7, 0, 600_000, ckpt.AbortReason.EXPIRED, "the jobs took too long"
+        >>> aborted = ckpt.results.AbortedCheckpoint(
+        ...     "checkpoint", 3, 7, 0, 600_000, ckpt.results.AbortReason.EXPIRED, "too long"
         ... )
         >>> ckpt.CheckpointListener().onCheckpointAborted(aborted)
         """

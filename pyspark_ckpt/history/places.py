@@ -52,7 +52,7 @@ def find_checkpoints_directory(path: str) -> Storage:
     if inside:
         raise CheckpointNotFoundError(
             f"{root.url} has the checkpoints of {len(inside)} queries ({', '.join(inside[:5])}): "
-            "give the directory of one query"
+            "give the directory of one query; lineage shows all of them"
         )
     what = "has no checkpoints" if names else "does not exist, is empty or is a file"
     raise CheckpointNotFoundError(

@@ -104,13 +104,13 @@ class AbortedCheckpoint:
 
     Examples
     --------
-    >>> aborted = ckpt.AbortedCheckpoint(
-    ...     ckpt.CheckpointKind.CHECKPOINT,
+    >>> aborted = ckpt.results.AbortedCheckpoint(
+    ...     ckpt.results.CheckpointKind.CHECKPOINT,
     ...     checkpoint_id=3,
     ...     epoch=7,
     ...     triggered_at_ms=0,
     ...     duration_ms=600_000,
-    ...     reason=ckpt.AbortReason.EXPIRED,
+    ...     reason=ckpt.results.AbortReason.EXPIRED,
     ...     message="the jobs took too long",
     ... )
     >>> aborted.reason.counts

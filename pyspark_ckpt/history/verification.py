@@ -38,7 +38,7 @@ class Verification:
 
     Examples
     --------
-    >>> ckpt.verify(savepoint.path).files == savepoint.files
+    >>> ckpt.location(savepoint.path).verify().files == savepoint.files
     True
     """
 
@@ -50,35 +50,7 @@ class Verification:
 
 
 def verify(path: str) -> Verification:
-    """Check every file of a checkpoint or savepoint by size and SHA-256.
-
-    No file is changed. It needs no Spark and runs in the calling process.
-
-    Parameters
-    ----------
-    path : str
-        A ``savepoint-...`` or ``chk-...`` directory.
-
-    Returns
-    -------
-    Verification
-        What was checked.
-
-    Raises
-    ------
-    CheckpointNotFoundError, UnsafePathError
-        If `path` holds no checkpoint or savepoint, it was subsumed during the call, or a path in it
-        is not safe.
-    CorruptFileError
-        If files are missing or changed. The message names them.
-    ConfigurationError, NotBuiltYetError
-        If there is no storage for the scheme of the path, or its library is not installed.
-
-    Examples
-    --------
-    >>> ckpt.verify(savepoint.path).kind
-    'savepoint'
-    """
+    """Check every file of a checkpoint or savepoint by size and SHA-256."""
     directory = open_storage(path)
     metadata = read_metadata(directory)
     storage = directory if metadata.is_savepoint else directory.parent()

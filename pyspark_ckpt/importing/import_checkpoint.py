@@ -61,102 +61,7 @@ def import_checkpoint(
     discard_uncommitted: bool = False,
     spark: SparkSession | None = None,
 ) -> Savepoint:
-    """Make a savepoint of a stopped query of Spark's own stateful operators.
-
-    Call it on the driver. Restore the same program over :func:`key_by` from the savepoint: it has
-    the state, the timers, the watermark and the source offsets, and reads no input again.
-    `location` is only read.
-
-    An operator may be ``transformWithState``, ``transformWithStateInPandas`` or
-    ``applyInPandasWithState``, with any state store and encoding that Spark can read. For a query
-    with one operator give `processor` and `uid`, for a query with several give `operators`.
-
-    Parameters
-    ----------
-    location : str
-        The ``checkpointLocation`` of the query of Spark.
-    directory : str, optional
-        The parent of the new ``savepoint-...`` directory; by default
-        ``spark.ckpt.execution.checkpointing.savepoint-dir``.
-    processor : StatefulProcessor, optional
-        The processor that the query of Spark ran. For ``applyInPandasWithState``, the processor
-        that replaces its function.
-    uid : str, optional
-        The operator's uid in the restored query.
-    operators : Mapping of int to ImportedOperator, optional
-        Each operator of the query by Spark's id of it, which the errors name. The format
-        ``state-metadata`` of Spark also shows the ids.
-    mapper : callable, optional
-        Only for ``applyInPandasWithState``, which requires it: gets key, state and timeout in
-        milliseconds (``None`` if there is none), and returns the key's :class:`KeyState`. It runs
-        on executors, once per key and state, and must have no effects.
-    time_mode : str, optional
-        Only for ``applyInPandasWithState``: the `timeMode` of the processor, by default ``None``,
-        which has no timers. A mapper that then returns some is refused.
-    query : DataFrame, optional
-        The query that will be restored. Required only if it reads one source at several places.
-        If it is given, it is also checked that the location has the state of as many operators.
-    discard_uncommitted : bool
-        Whether an unfinished epoch of the query of Spark may be left out. Its rows are read again.
-    spark : SparkSession, optional
-        The session whose executors do the work; by default that of `query`, the active one, or
-        PySpark's default one.
-
-    Returns
-    -------
-    Savepoint
-        Self-contained and durable.
-
-    Raises
-    ------
-    PlanError
-        If an argument or the directory is missing, or does not fit the operator of Spark. Also if
-        there is no running Spark session.
-    ConfigurationError
-        If the directory is in the memory of one process, or cannot create files exclusively. Also
-        if Spark's reader of state does not find `location`, because of a space or another sign in
-        its path.
-    CheckpointNotFoundError
-        If no epoch of a query was committed at `location`.
-    RestoreError
-        If the query runs in this application (over Spark Connect: in a session that this process
-        has in use), was stopped in the middle of an epoch, or is one of this library. Nobody can
-        see that another application or client runs it.
-    CorruptFileError
-        If state of the query is missing or damaged. Nothing remains of the savepoint.
-    CheckpointAbortedError
-        If a Spark job failed for another reason. Nothing remains of the savepoint.
-    IncompatibleStateError
-        If the processor declares other states than Spark has.
-    NotBuiltYetError
-        If the query has a stateful operator that cannot be imported.
-    ProcessorError
-        If ``init`` or ``close`` raises an error; they are called once on the driver.
-
-    Examples
-    --------
-    >>> session = spark.newSession()
-    >>> rocksdb = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
-    >>> session.conf.set("spark.sql.streaming.stateStore.providerClass", rocksdb)
-    >>> native = session.readStream.schema("user string").parquet(f"{directory}/events")
-    >>> native = native.groupBy("user").transformWithState(
-    ...     Count(), "user string, n long", "Update", "None"
-    ... )
-    >>> running = (
-    ...     native.writeStream.format("noop")
-    ...     .outputMode("update")
-    ...     .trigger(availableNow=True)
-    ...     .start(checkpointLocation=f"{directory}/native")
-    ... )
-    >>> running.awaitTermination(60)
-    True
-    >>> imported = ckpt.import_checkpoint(
-    ...     f"{directory}/native", f"{directory}/imported", processor=Count(), uid="count"
-    ... )
-    >>> print(ckpt.plan_restore(imported.path, counts))
-    restore from ..., epoch 0: can start
-    ...
-    """
+    """Make a savepoint of a stopped query of Spark's own stateful operators."""
     if query is not None:
         check_frame(query, "import_checkpoint", "query", PlanError)
     frames = () if query is None else (query,)
@@ -307,7 +212,7 @@ def _states_of_keys(operator: OperatorDescriptor) -> dict[str, StateDescriptor]:
 
 @dataclass(frozen=True, slots=True)
 class ImportedOperator:
-    """What one operator of a stopped query of Spark becomes; given to :func:`import_checkpoint`.
+    """What one operator of a stopped query of Spark becomes; it is given to ``import_checkpoint``.
 
     Parameters
     ----------
@@ -317,9 +222,9 @@ class ImportedOperator:
     uid : str
         The operator's uid in the restored query.
     mapper : callable, optional
-        Only for ``applyInPandasWithState``, as for :func:`import_checkpoint`.
+        Only for ``applyInPandasWithState``, as for :meth:`Location.import_checkpoint`.
     time_mode : str, optional
-        Only for ``applyInPandasWithState``, as for :func:`import_checkpoint`.
+        Only for ``applyInPandasWithState``, as for :meth:`Location.import_checkpoint`.
 
     Raises
     ------

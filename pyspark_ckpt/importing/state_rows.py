@@ -102,7 +102,7 @@ _STYLE = replace(STATE_STYLE, timestamp=_timestamp)
 
 @dataclass(frozen=True, slots=True)
 class KeyState:
-    """What one key has in the states of a processor; returned to :func:`import_checkpoint`.
+    """What one key has in the states of a processor; a mapper returns it.
 
     Parameters
     ----------

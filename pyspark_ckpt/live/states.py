@@ -60,7 +60,7 @@ class LiveValue:
 
     Examples
     --------
-    >>> found = query.state("count", "count").get("ada")
+    >>> found = query.state("count", "count").get_with_epoch("ada")
     >>> found.value
     {'n': 2}
     >>> found.epoch
@@ -97,7 +97,7 @@ class LiveState:
     Examples
     --------
     >>> count = query.state("count", "count")
-    >>> count.get("ada").value
+    >>> count.get("ada")
     {'n': 2}
     """
 
@@ -111,11 +111,31 @@ class LiveState:
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns of the state's table, as :func:`open_state` has them."""
+        """The columns of the state's table, as :meth:`Location.state` has them."""
         return self._read(lambda state: state.schema)
 
-    def get(self, *key: Any) -> LiveValue:
-        """Return what the state holds for one key.
+    def get(self, *key: Any) -> Any:
+        """Return what the state holds for one key, as :meth:`StateView.get` does.
+
+        Parameters
+        ----------
+        *key : object
+            A value per key column, as a processor gets them.
+
+        Returns
+        -------
+        dict, list of dict, or None
+            The value of :meth:`get_with_epoch`, which also says what is raised.
+
+        Examples
+        --------
+        >>> query.state("count", "count").get("nobody") is None
+        True
+        """
+        return self.get_with_epoch(*key).value
+
+    def get_with_epoch(self, *key: Any) -> LiveValue:
+        """Return what the state holds for one key, and at which epoch.
 
         The first call for a subtask copies the subtask's state to the driver's disk. Later calls
         apply what was committed since.
@@ -146,7 +166,7 @@ class LiveState:
 
         Examples
         --------
-        >>> query.state("count", "count").get("nobody").value is None
+        >>> query.state("count", "count").get_with_epoch("nobody").value is None
         True
         """
         value, committed = self._read(lambda state: state.get(key))
@@ -158,7 +178,7 @@ class LiveState:
         Returns
         -------
         pyarrow.Table
-            The columns as in :func:`open_state`. The metadata of its schema has ``epoch``,
+            The columns as in :meth:`Location.state`. The metadata of its schema has ``epoch``,
             ``watermark_ms`` and ``offsets`` as JSON.
 
         Raises
@@ -187,8 +207,8 @@ class LiveState:
         Returns
         -------
         pandas.DataFrame
-            The columns as in :func:`open_state`. Its ``attrs`` are ``epoch``, ``watermark_ms`` and
-            ``offsets``.
+            The columns as in :meth:`Location.state`. Its ``attrs`` are ``epoch``, ``watermark_ms``
+            and ``offsets``.
 
         Raises
         ------
@@ -283,7 +303,7 @@ class LiveStates:
         if why is not None:
             raise StateUseError(
                 f"query {self._files.query_id} has ended, because {why}: open its "
-                "checkpointLocation with open_state"
+                "checkpointLocation with location(path).state()"
             )
 
     def close(self) -> None:
@@ -379,7 +399,8 @@ class LiveOperator:
     def _check_open(self) -> None:
         if self._subtasks is None:
             raise StateUseError(
-                f"{self.what}: the query has ended; open its checkpointLocation with open_state"
+                f"{self.what}: the query has ended; open its checkpointLocation with "
+                "location(path).state()"
             )
 
 
@@ -410,7 +431,7 @@ class StateOfRun:
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns of the state's table, as :func:`open_state` has them."""
+        """The columns of the state's table, as :meth:`Location.state` has them."""
         return state_table(self._operator.key_schema, self._state, 0, 0, self._what).schema
 
     def get(self, key: tuple[Any, ...]) -> tuple[Any, CommittedEpoch]:

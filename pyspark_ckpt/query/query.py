@@ -21,7 +21,7 @@ from pyspark_ckpt.abort_reason import AbortReason
 from pyspark_ckpt.console.opening import LOOPBACK, Console, open_console
 from pyspark_ckpt.errors import CheckpointAbortedError, CkptError, ConfigurationError
 from pyspark_ckpt.formats.modes import SavepointFormat, TimeMode
-from pyspark_ckpt.formats.origin import Restore
+from pyspark_ckpt.formats.origin import RestoredFrom
 from pyspark_ckpt.history.captures import Capture
 from pyspark_ckpt.history.frames import History, as_frame
 from pyspark_ckpt.history.listener import CheckpointListener
@@ -181,7 +181,7 @@ class CheckpointedQuery(StreamingQuery):
         Spark's query.
     coordinator : CheckpointCoordinator
         Takes the query's checkpoints and savepoints.
-    restore : Restore, optional
+    restore : RestoredFrom, optional
         What the query was restored from.
     restarter : Restarter, optional
         Starts the query again in place, ``None`` if its program is not in this process.
@@ -199,7 +199,7 @@ class CheckpointedQuery(StreamingQuery):
         spark: SparkSession,
         query: StreamingQuery,
         coordinator: CheckpointCoordinator,
-        restore: Restore | None = None,
+        restore: RestoredFrom | None = None,
         restarter: Restarter | None = None,
     ) -> None:
         # Without `super().__init__`: it is for classic sessions, and this class passes calls on.
@@ -359,7 +359,7 @@ class CheckpointedQuery(StreamingQuery):
         --------
         >>> try:
         ...     query.release("count", ["ada"])
-        ... except ckpt.PlanError as error:
+        ... except ckpt.errors.PlanError as error:
         ...     print(str(error).partition("it has")[2])
          none
         """
@@ -659,7 +659,7 @@ class CheckpointedQuery(StreamingQuery):
     def restartWith(self, program: Program) -> InPlaceRestart:
         """Restart the running query in place with another program; as :meth:`rescale`.
 
-        The program may change what a restore may change: see :func:`plan_restore`. If it is
+        The program may change what a restore may change: see :meth:`Location.plan`. If it is
         refused, the query runs as before. If it fails in its first epoch, the query has failed;
         that epoch is not committed, so any program that fits can be started there.
 
@@ -822,7 +822,7 @@ class CheckpointedQuery(StreamingQuery):
     def capture(self, epochs: int | Iterable[int], uid: str | None = None) -> Capture:
         """Have epochs of the running query captured, from the next one that begins.
 
-        As :func:`pyspark_ckpt.capture`, but without another start. Over Spark Connect it takes
+        As :meth:`Location.capture`, but without another start. Over Spark Connect it takes
         effect at the next start.
 
         Parameters
@@ -931,7 +931,7 @@ class CheckpointedQuery(StreamingQuery):
         self._query.explain(extended)
 
     @property
-    def lastRestore(self) -> Restore | None:
+    def lastRestore(self) -> RestoredFrom | None:
         """What the query was restored from when its location was filled, or ``None``.
 
         Its ``needs_original`` says whether this query still needs the original.
@@ -950,7 +950,7 @@ class CheckpointedQuery(StreamingQuery):
             before it), files, phases_ms (of gathering: handles, sources, verification), requests
             (of the driver to the storage since the checkpoint before; empty on a disk, null if
             another driver took the checkpoint), path, reason.
-            :func:`pyspark_ckpt.subtask_history` has each subtask's part.
+            :meth:`Location.subtask_history` has each subtask's part.
 
         Raises
         ------
@@ -1060,7 +1060,7 @@ class CheckpointedQuery(StreamingQuery):
 
         Examples
         --------
-        >>> query.state("count", "count").get("ada").value
+        >>> query.state("count", "count").get("ada")
         {'n': 2}
         """
         return LiveState(self._states_after, operator, name)
@@ -1071,7 +1071,7 @@ class CheckpointedQuery(StreamingQuery):
         Returns
         -------
         History
-            The rows of :meth:`checkpoints` as :func:`pyspark_ckpt.history` has them. Its ``plot()``
+            The rows of :meth:`checkpoints` as :meth:`Location.history` has them. Its ``plot()``
             draws the checkpoints, if the extra ``plot`` is installed.
 
         Raises

@@ -21,7 +21,7 @@ from pyspark_ckpt.errors import PlanError
 from pyspark_ckpt.formats.location_files import read_rolled_back
 from pyspark_ckpt.formats.metadata import CheckpointMetadata, Origin
 from pyspark_ckpt.formats.metadata_file import encode_metadata
-from pyspark_ckpt.formats.origin import Restore, read_origin
+from pyspark_ckpt.formats.origin import RestoredFrom, read_origin
 from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.metrics.reporters import check_reporters
 from pyspark_ckpt.operator.capture.orders import CaptureFiles
@@ -542,7 +542,7 @@ class QueryStart:
             self._delete_location_at_the_end(coordinator, query)
         coordinated = self._continued
         if coordinated is None:
-            restore = None if origin is None else Restore.of(origin)
+            restore = None if origin is None else RestoredFrom.of(origin)
             of_query = (coordinator, restore, self._restarter)
             coordinated = CheckpointedQuery(self._spark, query, *of_query)
         else:

@@ -24,7 +24,7 @@ class InPlaceRestart:
 
     Examples
     --------
-    >>> done = ckpt.InPlaceRestart(41, 2, 8, 2_300, "rescale(8)")
+    >>> done = ckpt.results.InPlaceRestart(41, 2, 8, 2_300, "rescale(8)")
     >>> done.parallelism
     8
     """

@@ -72,7 +72,7 @@ _STAGED = "_rolling_back-"
 
 @dataclass(frozen=True, slots=True)
 class Rollback:
-    """What a rollback did; :func:`rollback` to the name of `kept` undoes it.
+    """What a rollback did; :meth:`Location.rollback` to the name of `kept` undoes it.
 
     Parameters
     ----------
@@ -85,7 +85,7 @@ class Rollback:
 
     Examples
     --------
-    >>> ckpt.Rollback("/locations/a", "chk-3", "/locations/a/_before_rollback-1").to
+    >>> ckpt.results.Rollback("/locations/a", "chk-3", "/locations/a/_before_rollback-1").to
     'chk-3'
     """
 
@@ -95,85 +95,22 @@ class Rollback:
 
 
 def rollback(
-    checkpointLocation: str,
+    path: str,
     to: str,
-    checkpointsDirectory: str | None = None,
+    checkpoints_directory: str | None = None,
     *,
     force: bool = False,
-    allowMissingInput: bool = False,
+    allow_missing_input: bool = False,
     spark: SparkSession | None = None,
 ) -> Rollback:
-    """Put the location of a stopped query back to one of its retained checkpoints.
-
-    Call it on the driver. The query that is started there next continues from the checkpoint: its
-    state, its source offsets, its watermark. What was in the location is moved to a directory
-    inside it and stays until you delete it. If a rollback was interrupted, the call finishes it
-    first.
-
-    The call needs no file of Spark's in the location, so it also mends one in which such files are
-    lost or damaged; a start of the query names the checkpoint then.
-
-    Epoch numbers continue from the checkpoint. Spark's file sink skips the epochs that it has seen.
-    So a query that had later epochs needs a new output path; a start with the old path is refused.
-    In a ``foreachBatch`` function, :func:`pyspark_ckpt.current_epoch` returns which epochs are
-    void.
-
-    Parameters
-    ----------
-    checkpointLocation : str
-        The query's; no driver may run the query.
-    to : str
-        ``chk-N``, or the name of a ``_before_rollback-...`` directory in the location.
-    checkpointsDirectory : str, optional
-        ``spark.ckpt.execution.checkpointing.dir`` of the query, if its directory was moved. By
-        default, the directory that the location records.
-    force : bool
-        Roll back although nothing says that the query's run has ended, or a Spark Connect server
-        may continue it. Only if you know that its driver is gone, and that no server runs it: a
-        query that runs on would mix its epochs with the content that comes in. Otherwise, if a run
-        has no end in its records, the call waits two minutes for a sign of life.
-    allowMissingInput : bool
-        Whether to leave out the rows of input files that the void epochs have read and that are
-        gone, instead of refusing.
-    spark : SparkSession, optional
-        The session that reads and writes the location; by default the active one, or PySpark's
-        default one, as in a thread that has no active session.
-
-    Returns
-    -------
-    Rollback
-        Durable.
-
-    Raises
-    ------
-    RestoreError
-        If there is no running Spark session. Also if the query runs, drains or never ran, or `to`
-        is not its checkpoint, or the location is a copy of another one that owns the checkpoints,
-        or nothing of the query is in the checkpoints directory, or the location records another
-        one. Also if input that the void epochs have read is gone, or cannot be looked for. Nothing
-        was changed.
-    FencedError
-        If another driver starts the query during the call, or rolls it back.
-    ConfigurationError, NotBuiltYetError
-        If there is no storage for the scheme of the location, or of the checkpoints directory.
-    CheckpointNotFoundError, CorruptFileError, UnsafePathError
-        If there is no good checkpoint of that name; nothing was changed.
-
-    Examples
-    --------
-    >>> query.stop()
-    >>> back = ckpt.rollback(f"{directory}/query", f"chk-{checkpoint.checkpoint_id}")
-    >>> query = writer.start()
-    >>> checkpoint = query.triggerCheckpoint()
-    """
+    """Put the location of a stopped query back to one of its retained checkpoints."""
     spark = session_in_use("rollback", RestoreError, spark)
-    path = qualified_path(spark, str(checkpointLocation))
-    location = open_storage(path, "checkpointLocation")
+    location = open_storage(qualified_path(spark, str(path)), "checkpointLocation")
     given = None
-    if checkpointsDirectory is not None:
-        given = open_storage(qualified_path(spark, str(checkpointsDirectory)))
+    if checkpoints_directory is not None:
+        given = open_storage(qualified_path(spark, str(checkpoints_directory)))
     end_former_runs(location)
-    request = RollbackRequest(to, given, force, allowMissingInput)
+    request = RollbackRequest(to, given, force, allow_missing_input)
     with turn_of(location.url):  # a restart in place of this process may be at it
         return _rolled_back(location, request, spark)
 

@@ -32,7 +32,7 @@ from pyspark_ckpt.stores.place import CheckpointsPlace
 
 @dataclass(frozen=True, slots=True)
 class RollbackRequest:
-    """A rollback as the caller wants it; see :func:`rollback`."""
+    """A rollback as the caller wants it; see :meth:`Location.rollback`."""
 
     to: str
     given: Storage | None = None

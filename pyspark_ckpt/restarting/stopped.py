@@ -124,9 +124,9 @@ def why_it_may_run(facts: StoppedFacts) -> CkptError | None:
         checkpoints = facts.place.checkpoints(facts.query_id)
         return RestoreError(
             f"{facts.location}: nobody knows whether its query runs, because {checkpoints.url} has "
-            "no checkpoints of it. If its disk is not mounted, mount it. Give checkpointsDirectory "
-            "(--checkpoints-directory) if it is elsewhere now. If the directory is gone and you "
-            "know that the query is stopped, give force=True (--force)"
+            "no checkpoints of it. If its disk is not mounted, mount it. Give "
+            "checkpoints_directory (--checkpoints-directory) if it is elsewhere now. If the "
+            "directory is gone and you know that the query is stopped, give force=True (--force)"
         )
     return still_draining(facts.location) if facts.is_draining else None
 
@@ -175,7 +175,7 @@ def _place(
             raise RestoreError(
                 f"{location.url}: its checkpoints are in {there}, which is gone: its disk may not "
                 "be mounted, or it was moved or deleted. Mount it or put it back, or give "
-                "checkpointsDirectory (--checkpoints-directory) if it is elsewhere now. To undo a "
+                "checkpoints_directory (--checkpoints-directory) if it is elsewhere now. To undo a "
                 "rollback without them, if you know that the query is stopped, give force=True "
                 "(--force)"
             )
@@ -185,7 +185,7 @@ def _place(
         return wanted
     raise RestoreError(
         f"{location.url}: its checkpoints are in {there}, not in "
-        f"{wanted.checkpoints(query_id).url}: call rollback without checkpointsDirectory "
+        f"{wanted.checkpoints(query_id).url}: call rollback without checkpoints_directory "
         "(--checkpoints-directory), it is known"
     )
 

@@ -43,7 +43,10 @@ _QUERY = "(query)"
 _INPUT = "(input)"
 _MOST_NAMED = 10
 _ALLOWED = "so their rows are left out, which is allowed"
-_ALLOW = "leave their rows out with allowMissingInput=True (--allow-missing-input)"
+_ALLOW = (
+    "leave their rows out with allowMissingInput=True of restoreFrom, allow_missing_input=True of "
+    "rollback, or --allow-missing-input of a command"
+)
 _ADVICE = (
     "Put these files back, if they were archived (cleanSource) or there is a copy; or take a "
     f"later checkpoint; or {_ALLOW}"

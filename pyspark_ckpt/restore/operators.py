@@ -166,7 +166,7 @@ def _find_changes_of_operator(
         f"{what} {before} -> {after}"
         for what, before, after in (
             ("parallelism", stored.parallelism, wanted.parallelism),
-            ("maxParallelism", stored.max_parallelism, wanted.max_parallelism),
+            ("max_parallelism", stored.max_parallelism, wanted.max_parallelism),
             ("backend", stored.backend, backend_type or stored.backend),
             ("timeMode", stored.time_mode, wanted.time_mode),
         )
@@ -261,7 +261,7 @@ def _unwanted(
     error = RestoreError(
         f"{terms.path} holds state of {sorted(each.uid for each in stored)}, but the query "
         f"has {sorted(wanted)}: give the query's operator the uid that its state has, "
-        "rename the stored uid with pyspark_ckpt.rename_uid, or drop that state with "
+        "rename the stored uid with location(path).rename_uid, or drop that state with "
         "restoreFrom(..., allowNonRestoredState=True)"
     )
     return [

@@ -46,7 +46,7 @@ _HEADER = ("operator", "state", "outcome", "why")
 class RestorePlan:
     """What a restore does with every operator and source; prints as a table.
 
-    ``start`` carries out the plan that ``plan_restore`` returns. Seeding decides nothing.
+    ``start`` carries out the plan that ``Location.plan`` returns. Seeding decides nothing.
 
     Parameters
     ----------
@@ -68,7 +68,7 @@ class RestorePlan:
 
     Examples
     --------
-    >>> plan = ckpt.plan_restore(savepoint.path, counts)
+    >>> plan = ckpt.location(savepoint.path).plan(counts)
     >>> print(plan)
     restore from ..., epoch 0: can start
     ...
@@ -140,7 +140,7 @@ class RestorePlan:
 
         Examples
         --------
-        >>> ckpt.plan_restore(savepoint.path, counts).check()
+        >>> ckpt.location(savepoint.path).plan(counts).check()
         """
         if self.errors:
             raise self.errors[0]

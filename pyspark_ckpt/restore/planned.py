@@ -57,7 +57,7 @@ class PlannedState:
 
     Examples
     --------
-    >>> plan = ckpt.plan_restore(savepoint.path, counts)
+    >>> plan = ckpt.location(savepoint.path).plan(counts)
     >>> [row.outcome for row in plan.states if row.state == "count"]
     ['restored']
     """

@@ -60,7 +60,7 @@ class Disposal:
 
     Examples
     --------
-    >>> ckpt.Disposal("/savepoints/savepoint-1", files=5, left=()).was_complete
+    >>> ckpt.results.Disposal("/savepoints/savepoint-1", files=5, left=()).was_complete
     True
     """
 
@@ -71,42 +71,7 @@ class Disposal:
 
 
 def dispose_savepoint(path: str) -> Disposal:
-    """Delete a savepoint: the files that its ``_metadata`` names, then the empty directories.
-
-    Files of others in its directory stay. ``_metadata`` is deleted last. So an interrupted call can
-    be repeated, and no restore takes the rest for a savepoint, because files are missing. Of a
-    savepoint that is not complete, the files that its ``_in_progress`` names are deleted; a driver
-    that is still taking it reports a failure. It needs no Spark and runs in the calling process.
-
-    Parameters
-    ----------
-    path : str
-        A ``savepoint-...`` directory.
-
-    Returns
-    -------
-    Disposal
-        What was deleted.
-
-    Raises
-    ------
-    CheckpointNotFoundError
-        If there is no savepoint: nothing, or a checkpoint, which its query's retention owns.
-    CorruptFileError, UnsafePathError
-        If its ``_metadata`` cannot be trusted. Nothing was deleted.
-    CheckpointError
-        If somebody reads it with ``open_state``. Nothing was deleted.
-    ConfigurationError, NotBuiltYetError
-        If there is no storage for the scheme of the path, or its library is not installed.
-    OSError
-        If a file cannot be deleted; call it again.
-
-    Examples
-    --------
-    >>> unwanted = ckpt.rename_uid(savepoint.path, {}, f"{directory}/unwanted")
-    >>> ckpt.dispose_savepoint(unwanted.path).was_complete
-    True
-    """
+    """Delete a savepoint: the files that its ``_metadata`` names, then the empty directories."""
     directory = open_storage(path)
     if isinstance(directory, LocalStorage):
         directory = LocalStorage(directory.root.resolve())  # a link itself is not deleted

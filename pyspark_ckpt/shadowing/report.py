@@ -76,7 +76,7 @@ class ShadowReport:
 
     Examples
     --------
-    >>> print(ckpt.ShadowReport(8, 9, 2, rows=40, state_comparisons=2))
+    >>> print(ckpt.results.ShadowReport(8, 9, 2, rows=40, state_comparisons=2))
     2 epochs (8 to 9), 40 rows, states compared 2 times: nothing differs
     """
 
@@ -122,7 +122,7 @@ class ShadowReport:
 
         Examples
         --------
-        >>> ckpt.ShadowReport().to_pandas().empty
+        >>> ckpt.results.ShadowReport().to_pandas().empty
         True
         """
         return pd.DataFrame(
@@ -331,7 +331,7 @@ class ShadowDifference:
 
     Examples
     --------
-    >>> print(ckpt.ShadowDifference(7, "output", {"user": "ada"}, {"n": 2}, {"n": 3}))
+    >>> print(ckpt.results.ShadowDifference(7, "output", {"user": "ada"}, {"n": 2}, {"n": 3}))
     epoch 7, output, user='ada': n 2 -> 3
     """
 

@@ -185,7 +185,7 @@ class Shadow:
 
         Examples
         --------
-        >>> def found_so_far(shadow: ckpt.Shadow) -> ckpt.ShadowReport:
+        >>> def found_so_far(shadow: ckpt.Shadow) -> ckpt.results.ShadowReport:
         ...     shadow.stop()
         ...     return shadow.report
         """
@@ -422,8 +422,8 @@ class Promotion:
 
     Examples
     --------
-    >>> restart = ckpt.InPlaceRestart(0, 2, 2, 1_900, "promote")
-    >>> ckpt.Promotion(savepoint, restart).restart.pause_ms
+    >>> restart = ckpt.results.InPlaceRestart(0, 2, 2, 1_900, "promote")
+    >>> ckpt.results.Promotion(savepoint, restart).restart.pause_ms
     1900
     """
 

@@ -63,8 +63,9 @@ class StateDataSource(DataSource):
     """The table of a state as a Spark frame: ``spark.read.format("pyspark_ckpt.state")``.
 
     Register it once per session with ``spark.dataSource.register``. Its options are ``path`` as for
-    :func:`open_state`, ``operator``, ``state``, ``includeExpired``, ``pushFilters``, and ``table``,
-    which is ``state``, or ``timers`` or ``raw`` without a state. Subtasks are read in parallel.
+    :meth:`Location.state`, ``operator``, ``state``, ``includeExpired``, ``pushFilters``, and
+    ``table``, which is ``state``, or ``timers`` or ``raw`` without a state. Subtasks are read in
+    parallel.
 
     Parameters
     ----------

@@ -256,7 +256,7 @@ def _check_related(old: StateDescriptor, new: StateDescriptor, what: str) -> Non
         raise IncompatibleStateError(
             f"{what}: the two snapshots store the state in forms that have nothing in common "
             f"({old.kind} {old.value_schema} and {new.kind} {new.value_schema}): read each of them "
-            "with open_state"
+            "with location(path).state()"
         )
 
 
@@ -319,38 +319,7 @@ def _streams(side: Side, subtasks: Iterable[int | None], what: str) -> dict[_Str
 
 
 def diff_state(old: str, new: str) -> StateDifference:
-    """Compare the states of two savepoints or checkpoints.
-
-    They may be of one query, or of a query and its fork, at any parallelism. State that both
-    share is not read: of two checkpoints of one query mostly the changes between them are read.
-
-    Parameters
-    ----------
-    old, new : str
-        As :func:`open_state` takes them.
-
-    Returns
-    -------
-    StateDifference
-        How many entries of each state were added, removed and changed, and which.
-
-    Raises
-    ------
-    CheckpointNotFoundError, CorruptFileError, UnsafePathError
-        If a path holds no checkpoint or savepoint, or it is damaged.
-    ConfigurationError, NotBuiltYetError
-        If there is no storage for the scheme of a path, or its library is not installed.
-    IncompatibleStateError
-        If the key columns of an operator, or the forms of a state, have nothing in common.
-    OSError
-        If a storage cannot be reached.
-
-    Examples
-    --------
-    >>> difference = ckpt.diff_state(savepoint.path, savepoint.path)
-    >>> difference.is_equal
-    True
-    """
+    """Compare the states of two savepoints or checkpoints."""
     with open_state(old) as first, open_state(new) as second:
         before, after = RestoreSource(first.path), RestoreSource(second.path)
         with before.reading(), after.reading():
@@ -460,7 +429,7 @@ def key_schema_of(uid: str, old: StoredOperator | None, new: StoredOperator | No
 
 
 class StateDifference:
-    """What differs between two snapshots; :func:`diff_state` returns it.
+    """What differs between two snapshots; :meth:`Location.diff` returns it.
 
     An entry counts as it is stored: also if its time to live is over, until it is cleaned up. An
     entry that was written again with the same value and time is equal. Each item of a list is a row
@@ -478,7 +447,7 @@ class StateDifference:
 
     Examples
     --------
-    >>> difference = ckpt.diff_state(savepoint.path, savepoint.path)
+    >>> difference = ckpt.location(savepoint.path).diff(savepoint.path)
     >>> difference.counts[["state", "added", "removed", "changed"]].values.tolist()
     [['count', 0, 0, 0]]
     """
@@ -535,7 +504,7 @@ class StateDifference:
 
         Examples
         --------
-        >>> difference = ckpt.diff_state(savepoint.path, savepoint.path)
+        >>> difference = ckpt.location(savepoint.path).diff(savepoint.path)
         >>> difference.to_arrow("count", "count").column_names
         ['change', 'user', 'old_n', 'new_n']
         """
@@ -569,7 +538,7 @@ class StateDifference:
 
         Examples
         --------
-        >>> ckpt.diff_state(savepoint.path, savepoint.path).to_pandas("count", "count").empty
+        >>> ckpt.location(savepoint.path).diff(savepoint.path).to_pandas("count", "count").empty
         True
         """
         return pandas_frame(self.to_arrow(operator, state))
@@ -589,7 +558,7 @@ class StateDifference:
 
         Examples
         --------
-        >>> ckpt.diff_state(savepoint.path, savepoint.path).samples()
+        >>> ckpt.location(savepoint.path).diff(savepoint.path).samples()
         {}
         """
         return {

@@ -42,7 +42,9 @@ class SnapshotReader:
         long, as on a suspended machine.
         """
         if not self._is_open:
-            raise StateUseError(f"{self.source.path} is closed: open it again with open_state")
+            raise StateUseError(
+                f"{self.source.path} is closed: open it again with location(path).state()"
+            )
         self._pin.check()
         with self.source.reading():
             yield from StoredState(self.source.storage, handle).scan(stored, on_step)

@@ -27,37 +27,7 @@ STATE_COLUMNS = (
 
 
 def open_state(path: str) -> Snapshot:
-    """Open a savepoint or checkpoint to read its states as tables.
-
-    It needs no Spark session and no class of the query, and runs in the calling process. It only
-    reads.
-
-    Parameters
-    ----------
-    path : str
-        A ``savepoint-...`` or ``chk-...`` directory, or a query's ``checkpointLocation`` or
-        checkpoints directory, of which the newest completed checkpoint is opened. A path or a URL.
-
-    Returns
-    -------
-    Snapshot
-        What it has, and its states; use it in a ``with`` statement, or close it.
-
-    Raises
-    ------
-    CheckpointNotFoundError, CorruptFileError, UnsafePathError
-        If `path` holds no checkpoint or savepoint, or it is damaged.
-    ConfigurationError, NotBuiltYetError
-        If there is no storage for the scheme of the path, or its library is not installed.
-    OSError
-        If the storage cannot be reached.
-
-    Examples
-    --------
-    >>> with ckpt.open_state(savepoint.path) as snapshot:
-    ...     snapshot.state("count", "count").get("ada")
-    {'n': 2}
-    """
+    """Open a savepoint or checkpoint to read its states as tables."""
     return Snapshot(RestoreSource(_directory_of(path)))
 
 
@@ -83,7 +53,7 @@ def _directory_of(path: str) -> str:
 
 
 class Snapshot:
-    """A savepoint or checkpoint that is open for reading; :func:`open_state` opens it.
+    """A savepoint or checkpoint that is open for reading; :meth:`Location.state` opens it.
 
     Use it on any machine. Its states are read when they are asked for.
 
@@ -96,7 +66,7 @@ class Snapshot:
 
     Examples
     --------
-    >>> snapshot = ckpt.open_state(savepoint.path)
+    >>> snapshot = ckpt.location(savepoint.path).state()
     >>> snapshot.states()[["operator", "state", "kind"]].values.tolist()
     [['count', 'count', 'value']]
     >>> snapshot.close()
@@ -119,7 +89,7 @@ class Snapshot:
 
         Examples
         --------
-        >>> ckpt.open_state(savepoint.path).close()
+        >>> ckpt.location(savepoint.path).state().close()
         """
         self._reader.close()
 
@@ -180,7 +150,7 @@ class Snapshot:
 
         Examples
         --------
-        >>> ckpt.open_state(savepoint.path).states()["schema"].tolist()
+        >>> ckpt.location(savepoint.path).state().states()["schema"].tolist()
         ['struct<n:bigint>']
         """
         rows = [
@@ -212,7 +182,7 @@ class Snapshot:
 
         Examples
         --------
-        >>> ckpt.open_state(savepoint.path).state("count", "count").schema.names
+        >>> ckpt.location(savepoint.path).state().state("count", "count").schema.names
         ['user', 'n']
         """
         return StateView(self._reader, self._reader.operator(operator), name)
@@ -237,7 +207,7 @@ class Snapshot:
 
         Examples
         --------
-        >>> ckpt.open_state(savepoint.path).timers("count").to_pandas().empty
+        >>> ckpt.location(savepoint.path).state().timers("count").to_pandas().empty
         True
         """
         found = self._reader.operator(operator)
@@ -264,7 +234,7 @@ class Snapshot:
 
         Examples
         --------
-        >>> ckpt.open_state(savepoint.path).raw("count").to_pandas().empty
+        >>> ckpt.location(savepoint.path).state().raw("count").to_pandas().empty
         True
         """
         found = self._reader.operator(operator)

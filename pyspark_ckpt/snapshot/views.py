@@ -39,7 +39,7 @@ class TableView:
 
     Examples
     --------
-    >>> timers = ckpt.open_state(savepoint.path).timers("count")
+    >>> timers = ckpt.location(savepoint.path).state().timers("count")
     >>> timers.schema.names
     ['user', 'fires_at']
     """
@@ -85,7 +85,7 @@ class TableView:
 
         Examples
         --------
-        >>> view = ckpt.open_state(savepoint.path).state("count", "count")
+        >>> view = ckpt.location(savepoint.path).state().state("count", "count")
         >>> view.to_arrow().read_all().num_rows
         2
         """
@@ -125,7 +125,7 @@ class TableView:
 
         Examples
         --------
-        >>> view = ckpt.open_state(savepoint.path).state("count", "count")
+        >>> view = ckpt.location(savepoint.path).state().state("count", "count")
         >>> sum(batch.num_rows for batch in view.batches())
         2
         """
@@ -151,7 +151,7 @@ class TableView:
 
         Examples
         --------
-        >>> view = ckpt.open_state(savepoint.path).state("count", "count")
+        >>> view = ckpt.location(savepoint.path).state().state("count", "count")
         >>> view.to_pandas().sort_values("user").values.tolist()
         [['ada', 2], ['bob', 1]]
         """
@@ -179,7 +179,7 @@ class TableView:
 
         Examples
         --------
-        >>> view = ckpt.open_state(savepoint.path).state("count", "count")
+        >>> view = ckpt.location(savepoint.path).state().state("count", "count")
         >>> view.to_polars().height
         2
         """
@@ -222,7 +222,7 @@ class StateView(TableView):
 
     Examples
     --------
-    >>> view = ckpt.open_state(savepoint.path).state("count", "count")
+    >>> view = ckpt.location(savepoint.path).state().state("count", "count")
     >>> view.kind, view.schema.names
     ('value', ['user', 'n'])
     """
@@ -293,7 +293,7 @@ class StateView(TableView):
 
         Examples
         --------
-        >>> view = ckpt.open_state(savepoint.path).state("count", "count")
+        >>> view = ckpt.location(savepoint.path).state().state("count", "count")
         >>> view.get("ada")
         {'n': 2}
         >>> print(view.get("nobody"))
@@ -337,7 +337,7 @@ class StateView(TableView):
 
         Examples
         --------
-        >>> view = ckpt.open_state(savepoint.path).state("count", "count")
+        >>> view = ckpt.location(savepoint.path).state().state("count", "count")
         >>> view.rows_of("ada").to_pylist()
         [{'user': 'ada', 'n': 2}]
         """

@@ -437,5 +437,5 @@ def rollback_call(location: Storage, checkpoints: Storage, name: str) -> str:
     """Return the call that rolls a location back to a checkpoint, as a user writes it."""
     elsewhere = ""
     if checkpoints.url != location.url_of(CHECKPOINTS_DIRECTORY):
-        elsewhere = f", checkpointsDirectory={checkpoints.parent().url!r}"
-    return f"pyspark_ckpt.rollback({location.url!r}, {name!r}{elsewhere})"
+        elsewhere = f", checkpoints_directory={checkpoints.parent().url!r}"
+    return f"pyspark_ckpt.location({location.url!r}).rollback({name!r}{elsewhere})"

@@ -37,6 +37,13 @@ from pyspark_ckpt.testing.harness import ProcessorHarness
 from pyspark_ckpt.testing.harness_subtask import CrashStep
 from pyspark_ckpt.testing.replaying.differences import Difference
 from pyspark_ckpt.testing.replaying.replay import ReplayResult, replay
-from pyspark_ckpt.testing.snapshot import Snapshot
+from pyspark_ckpt.testing.snapshot import HarnessSnapshot
 
-__all__ = ["CrashStep", "Difference", "ProcessorHarness", "ReplayResult", "Snapshot", "replay"]
+__all__ = [
+    "CrashStep",
+    "Difference",
+    "HarnessSnapshot",
+    "ProcessorHarness",
+    "ReplayResult",
+    "replay",
+]

@@ -46,7 +46,7 @@ from pyspark_ckpt.testing.harness_input import (
 from pyspark_ckpt.testing.harness_subtask import CrashStep, HarnessSubtask, NotedStates
 from pyspark_ckpt.testing.kept_output import KeptOutput, YieldedItems
 from pyspark_ckpt.testing.schema_text import parse_schema
-from pyspark_ckpt.testing.snapshot import Snapshot, put_back, take
+from pyspark_ckpt.testing.snapshot import HarnessSnapshot, put_back, take
 from pyspark_ckpt.values.codec import Value
 from pyspark_ckpt.values.time_zones import SESSION_ZONE
 
@@ -97,7 +97,7 @@ class ProcessorHarness:
         The operator's name, in errors and in snapshots.
     backend : str
         ``heap`` or ``rocksdb``.
-    maxParallelism : int
+    max_parallelism : int
         Number of key groups that keys are spread over.
     keyColumns : int
         Number of key columns. With one, as in ``TwsTester``, every value is a whole key. With
@@ -150,7 +150,7 @@ class ProcessorHarness:
         *,
         uid: str = "harness",
         backend: str = "heap",
-        maxParallelism: int = 128,
+        max_parallelism: int = 128,
         keyColumns: int = 1,
         migrations: Mapping[str, Migration] | None = None,
         outputStructType: T.StructType | str | None = None,
@@ -176,7 +176,7 @@ class ProcessorHarness:
         mode = modes_of_class(processor)[0]
         if arguments.on_error is OnError.QUARANTINE:
             check_quarantines_keys(mode, f"operator {uid!r}")
-        chosen = check_max_parallelism(maxParallelism, 1)
+        chosen = check_max_parallelism(max_parallelism, 1)
         settings = read_settings(conf or {}, {"spark.ckpt.state.backend.type": backend})
         root = Path(tempfile.mkdtemp(prefix="pyspark-ckpt-harness-"))
         self._remove = weakref.finalize(self, shutil.rmtree, root, ignore_errors=True)
@@ -214,7 +214,7 @@ class ProcessorHarness:
     def restored(
         cls,
         processor: StatefulProcessor,
-        snapshot: Snapshot,
+        snapshot: HarnessSnapshot,
         timeMode: str | None = None,
         outputMode: str = "Append",
         eventTimeExtractor: EventTime | None = None,
@@ -232,7 +232,7 @@ class ProcessorHarness:
         ----------
         processor : StatefulProcessor, BatchProcessor or ArrowProcessor
             The processor under test; it may be a newer version of the snapshot's processor.
-        snapshot : Snapshot
+        snapshot : HarnessSnapshot
             What :meth:`snapshot` returned.
         timeMode : str, optional
             By default the time mode of the snapshot.
@@ -277,7 +277,7 @@ class ProcessorHarness:
             eventTimeExtractor=eventTimeExtractor,
             uid=snapshot.handle.uid,
             backend=backend,
-            maxParallelism=snapshot.handle.max_parallelism,
+            max_parallelism=snapshot.handle.max_parallelism,
             keyColumns=len(snapshot.columns.keys.fields),
             migrations=migrations,
             outputStructType=outputStructType,
@@ -598,7 +598,7 @@ class ProcessorHarness:
 
         Examples
         --------
-        >>> from pyspark_ckpt import CrashedError
+        >>> from pyspark_ckpt.errors import CrashedError
         >>> from pyspark_ckpt.testing import CrashStep
         >>> harness.crashAt(CrashStep.AFTER_SEGMENT)
         >>> try:
@@ -670,12 +670,12 @@ class ProcessorHarness:
         """
         self._subtask.lose_local_copy()
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> HarnessSnapshot:
         """Return the state that the last epoch left, for :meth:`restore` and :meth:`restored`.
 
         Returns
         -------
-        Snapshot
+        HarnessSnapshot
             With copies of all files; it outlives the harness.
 
         Examples
@@ -686,12 +686,12 @@ class ProcessorHarness:
         """
         return take(self._subtask, self._input, self._clock)
 
-    def restore(self, snapshot: Snapshot) -> None:
+    def restore(self, snapshot: HarnessSnapshot) -> None:
         """Return to a snapshot, of this harness or of another one with the same uid.
 
         Parameters
         ----------
-        snapshot : Snapshot
+        snapshot : HarnessSnapshot
             What :meth:`snapshot` returned.
 
         Raises

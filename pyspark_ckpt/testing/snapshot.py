@@ -13,7 +13,7 @@ from pyspark_ckpt.testing.harness_subtask import HarnessSubtask
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class HarnessSnapshot:
     """What :meth:`ProcessorHarness.snapshot` returns; it outlives its harness.
 
     Parameters
@@ -46,13 +46,13 @@ class Snapshot:
     watermark_ms: int | None
 
 
-def take(subtask: HarnessSubtask, input: HarnessInput, clock: HarnessClock) -> Snapshot:
+def take(subtask: HarnessSubtask, input: HarnessInput, clock: HarnessClock) -> HarnessSnapshot:
     """Return the state that the last epoch left, with copies of its files."""
     files = {}
     for reference in subtask.handle.files():
         with subtask.storage.open_verified(reference) as file:
             files[reference.path] = file.read()
-    return Snapshot(
+    return HarnessSnapshot(
         subtask.handle,
         files,
         input.seen,
@@ -63,7 +63,7 @@ def take(subtask: HarnessSubtask, input: HarnessInput, clock: HarnessClock) -> S
 
 
 def put_back(
-    snapshot: Snapshot, subtask: HarnessSubtask, input: HarnessInput, clock: HarnessClock
+    snapshot: HarnessSnapshot, subtask: HarnessSubtask, input: HarnessInput, clock: HarnessClock
 ) -> None:
     """Return a harness to a snapshot.
 
@@ -72,7 +72,7 @@ def put_back(
     ours = subtask.handle
     for what, stored, wanted in (
         ("uid", snapshot.handle.uid, ours.uid),
-        ("maxParallelism", snapshot.handle.max_parallelism, ours.max_parallelism),
+        ("max_parallelism", snapshot.handle.max_parallelism, ours.max_parallelism),
     ):
         if stored != wanted:
             raise IncompatibleStateError(

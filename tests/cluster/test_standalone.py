@@ -62,7 +62,7 @@ def test_flights_on_two_bare_workers(tmp_path: Path) -> None:
     for worker in ("127.0.0.2", "127.0.0.3"):
         assert list((tmp_path / "work" / worker).glob("app-*/*/environment")), "it was not used"
     checkpoints = tmp_path / "demo-output" / "original" / "location"
-    subtasks = ckpt.subtask_history(str(checkpoints))
+    subtasks = ckpt.location(str(checkpoints)).subtask_history()
     later = subtasks[subtasks["checkpoint_id"] > subtasks["checkpoint_id"].min()]
     assert set(later["subtask"]) == {0, 1}
     assert later["rebuilds"].sum() == 0, "an executor did not find its local copy"

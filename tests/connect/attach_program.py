@@ -45,7 +45,7 @@ def attach() -> None:
     print("fork", shared.numbers("fork"))
     try:
         ckpt.attach(shared.spark, "nobody")
-    except ckpt.ConfigurationError as exc:
+    except ckpt.errors.ConfigurationError as exc:
         print("refused", exc)
 
 

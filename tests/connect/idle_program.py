@@ -46,7 +46,7 @@ def leave() -> None:
 def attach() -> None:
     try:
         ckpt.attach(shared.spark, NAME)
-    except ckpt.ConfigurationError as exc:
+    except ckpt.errors.ConfigurationError as exc:
         print("refused", exc)
 
 

@@ -65,7 +65,7 @@ def taken_up() -> ckpt.CheckpointedQuery:
     """The query: attached if it runs, else started."""
     try:
         query = ckpt.attach(shared.spark, NAME)
-    except ckpt.ConfigurationError:
+    except ckpt.errors.ConfigurationError:
         query = started()
         print("started", flush=True)
     else:

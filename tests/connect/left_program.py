@@ -34,7 +34,7 @@ def named(run: str) -> ckpt.CheckpointedStreamWriter:
 def error_of(call: Callable[[], Any]) -> str:
     try:
         return f"no error: {call()}"
-    except ckpt.CkptError as exc:
+    except ckpt.errors.CkptError as exc:
         return f"{type(exc).__name__}: {exc}"
 
 
@@ -56,19 +56,19 @@ def end() -> None:
 
 def elsewhere() -> None:
     """A session that does not have the query; no sign of life is waited for."""
-    print(error_of(lambda: ckpt.rollback(location, "chk-1")))
+    print(error_of(lambda: ckpt.location(location).rollback("chk-1")))
 
 
 def again() -> None:
     """The session of the query."""
-    print(error_of(lambda: ckpt.rollback(location, "chk-1", force=True)))
+    print(error_of(lambda: ckpt.location(location).rollback("chk-1", force=True)))
     shared.deliver(3, "ab")
     query = ckpt.attach(shared.spark, NAME)
     query.processAllAvailable()
     query.triggerCheckpoint()
     query.stop()
     print(shared.numbers("one"))
-    ckpt.rollback(location, "chk-1")
+    ckpt.location(location).rollback("chk-1")
     back = named("one").option("path", f"{base}/back/out").trigger(availableNow=True).start()
     back.awaitTermination()
     print(shared.numbers("back"))

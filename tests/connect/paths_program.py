@@ -19,7 +19,7 @@ DEFAULT_FS = "spark.hadoop.fs.defaultFS"
 def opened(path: str) -> str:
     try:
         return open_storage(qualified_path(spark, path)).url
-    except ckpt.CkptError as error:
+    except ckpt.errors.CkptError as error:
         return type(error).__name__
 
 

@@ -214,7 +214,9 @@ def life() -> None:
     fork("same", savepoint.path, 2)
     deliver(3, "ac")
     fork("three", stopped.path, 3)
-    back = partial(ckpt.rollback, f"{locations}/one/location", f"chk-{checkpoint.checkpoint_id}")
+    back = partial(
+        ckpt.location(f"{locations}/one/location").rollback, f"chk-{checkpoint.checkpoint_id}"
+    )
     with ThreadPoolExecutor() as thread:  # which has no active session
         thread.submit(back).result()
     again = writer("one").option("path", f"{locations}/back").trigger(availableNow=True).start()
@@ -239,13 +241,13 @@ def missing_input() -> None:
     def said(call: Callable[[], object]) -> None:
         try:
             call()
-        except ckpt.RestoreError as exc:
+        except ckpt.errors.RestoreError as exc:
             text = str(exc)
         else:
             text = "it was not refused"
         print("1 input file" in text, "00002.parquet" in text, "00003.parquet" in text)
 
-    said(lambda: ckpt.rollback(path, f"chk-{checkpoint.checkpoint_id}"))
+    said(lambda: ckpt.location(path).rollback(f"chk-{checkpoint.checkpoint_id}"))
     said(lambda: writer("two").restoreFrom(checkpoint.path).start())
     allowed = writer("two").restoreFrom(checkpoint.path, allowMissingInput=True)
     allowed.trigger(availableNow=True).start().awaitTermination()
@@ -268,15 +270,15 @@ def live() -> None:
     deliver(2, "a")
     query.processAllAvailable()
     count = query.state("count", "count")
-    found = [count.get(key) for key in ("a", "b", "nobody")]
+    found = [count.get_with_epoch(key) for key in ("a", "b", "nobody")]
     print([each.value for each in found], {each.epoch for each in found})
     frame = count.to_pandas()
     print(sorted(frame.values.tolist()), frame.attrs["epoch"])
     query.stop()
     try:
         count.get("a")
-    except ckpt.StateUseError as exc:
-        print("open_state" in str(exc))
+    except ckpt.errors.StateUseError as exc:
+        print("location(path).state()" in str(exc))
 
 
 def function() -> None:
@@ -380,7 +382,7 @@ def failed_start() -> None:
     failing = writer("one").restoreFrom(str(base / "nowhere"))
     try:
         failing.start()
-    except ckpt.CheckpointNotFoundError as exc:
+    except ckpt.errors.CheckpointNotFoundError as exc:
         print("refused", exc.__class__.__name__)
     of_query = failing._writer._session.session_id
     assert of_query != spark.session_id
@@ -396,7 +398,7 @@ def memory() -> None:
     spark.conf.set("spark.executor.pyspark.memory", "1023m")
     try:
         writer("one").start()
-    except ckpt.ConfigurationError as exc:
+    except ckpt.errors.ConfigurationError as exc:
         print(exc)
 
 
@@ -439,7 +441,7 @@ def initial() -> None:
     query.processAllAvailable()
     print("epoch", query.triggerCheckpoint().epoch)
     count = query.state("count", "count")
-    print([count.get(key).value for key in ("a", "z")])
+    print([count.get(key) for key in ("a", "z")])
     deliver(2, "ab")
     query.processAllAvailable()
     saved = query.stopWithSavepoint(f"{locations}/savepoints", drain=True)
@@ -462,7 +464,7 @@ def not_woken() -> None:
 def refused(method: Callable[[], Any]) -> str | None:
     try:
         method()
-    except ckpt.CkptError as exc:
+    except ckpt.errors.CkptError as exc:
         return type(exc).__name__ if "did not start from the initialState" in str(exc) else str(exc)
     return None
 
@@ -484,7 +486,7 @@ def edit() -> None:
         ckpt.edit_state(edited.path, spark=spark).put("count", "count", rows.union(rows)).save(
             f"{locations}/savepoints"
         )
-    except ckpt.StateValueError as exc:
+    except ckpt.errors.StateValueError as exc:
         print("two values at one place" in str(exc))
 
 
@@ -497,8 +499,8 @@ def imported() -> None:
     started = native.writeStream.format("noop").trigger(availableNow=True)
     started.start(checkpointLocation=f"{locations}/native").awaitTermination()
     spark.conf.unset("spark.sql.streaming.stateStore.providerClass")
-    savepoint = ckpt.import_checkpoint(
-        f"{locations}/native", f"{locations}/savepoints", processor=Rows(), uid="count", spark=spark
+    savepoint = ckpt.location(f"{locations}/native").import_checkpoint(
+        f"{locations}/savepoints", processor=Rows(), uid="count", spark=spark
     )
     deliver(2, "ac")
     query = writer("one").restoreFrom(savepoint.path).trigger(availableNow=True).start()

@@ -59,7 +59,7 @@ def _make(
     with job.running() as query:
         query.processAllAvailable()
         savepoint = query.triggerSavepoint(str(base / "savepoints"), kind).path
-    ckpt.verify(savepoint)
+    ckpt.location(savepoint).verify()
     shutil.copytree(savepoint, target / "savepoint")
     states = entries_of_states(savepoint)
     told = {

@@ -63,7 +63,7 @@ class NumberingAnew(Numbering):
 
 
 class _FailingListener(ckpt.CheckpointListener):
-    def onCheckpointCompleted(self, checkpoint: ckpt.CompletedCheckpoint) -> None:
+    def onCheckpointCompleted(self, checkpoint: ckpt.results.CompletedCheckpoint) -> None:
         raise ValueError("a listener that fails")
 
 
@@ -195,7 +195,7 @@ class Driver:
 
     def rollback(self, location: str, to: str, directory: str | None, force: bool) -> str:
         """Roll back a location; return the name of what was kept."""
-        done = ckpt.rollback(location, to, directory, force=force)
+        done = ckpt.location(location).rollback(to, directory, force=force)
         return Path(done.kept).name
 
     def rescale(self, name: str, parallelism: int) -> None:
@@ -232,12 +232,12 @@ class Driver:
     def live(self, name: str, keys: list[str]) -> dict[str, int | None]:
         """Read the counts of keys of a running query."""
         state = self._queries[name].state(UID, "count")
-        found = {key: state.get(key).value for key in keys}
+        found = {key: state.get(key) for key in keys}
         return {key: None if value is None else value["n"] for key, value in found.items()}
 
     def stored(self, path: str) -> dict[str, int]:
         """Read the counts that a checkpoint, a savepoint or a location has."""
-        with ckpt.open_state(path) as snapshot:
+        with ckpt.location(path).state() as snapshot:
             frame = snapshot.state(UID, "count").to_pandas()
         return {row.k: int(row.n) for row in frame.itertuples()}
 
@@ -279,7 +279,7 @@ def _write(path: Path, what: Any) -> None:
 def _of(error: BaseException) -> dict[str, Any]:
     return {
         "kind": type(error).__name__,
-        "is_ours": isinstance(error, ckpt.CkptError),
+        "is_ours": isinstance(error, ckpt.errors.CkptError),
         "text": str(error)[:3000],
     }
 

@@ -61,11 +61,11 @@ class Continued:
             made = self.made(self.stream().groupBy(*self.keys))
             return run(made.writeStream, self.native if location is None else location)
 
-    def imported(self, **arguments: Any) -> ckpt.Savepoint:
+    def imported(self, **arguments: Any) -> ckpt.results.Savepoint:
         given = {"processor": self.processor(), "uid": "op", "spark": self.spark, **arguments}
-        return ckpt.import_checkpoint(str(self.native), self.imports, **given)
+        return ckpt.location(str(self.native)).import_checkpoint(self.imports, **given)
 
-    def run_ours(self, savepoint: ckpt.Savepoint) -> list[Row]:
+    def run_ours(self, savepoint: ckpt.results.Savepoint) -> list[Row]:
         """Restore the program from a savepoint; return what it emitted."""
         with configured(self.spark, ENDS):
             writer = ckpt.write_stream(self.plan()).restoreFrom(savepoint.path)

@@ -54,7 +54,7 @@ def partitions_of(program: Continued) -> list[int]:
 
 
 def refused(program: Continued) -> str:
-    with pytest.raises(ckpt.CorruptFileError) as caught:
+    with pytest.raises(ckpt.errors.CorruptFileError) as caught:
         program.imported()
     assert not list(Path(program.imports).glob("savepoint-*"))
     message = str(caught.value)
@@ -101,10 +101,10 @@ def test_a_path_that_spark_s_reader_does_not_find(damaged: Continued, tmp_path: 
     native, damaged.native = damaged.native, tmp_path / "with space"
     Path(str(native)).rename(damaged.native)
     found = r"with space' has ' ': .* copy or rename the location of the stopped query to a path"
-    with pytest.raises(ckpt.ConfigurationError, match=found):
+    with pytest.raises(ckpt.errors.ConfigurationError, match=found):
         damaged.imported()
     damaged.native = Path(damaged.native.rename(tmp_path / "without"))
-    assert ckpt.verify(damaged.imported().path)
+    assert ckpt.location(damaged.imported().path).verify()
 
 
 @pytest.mark.parametrize("content", [None, b"junk"])
@@ -118,7 +118,7 @@ def test_a_missing_operator() -> None:
     """With a real one in ``test_import_several.py``."""
     check_operators("location", {0, 1, 2}, {"operators=": [0, 1]})
     found = r"location: the state of operator 0, 2 is missing, Spark finds only that of 1, 3: "
-    with pytest.raises(ckpt.CorruptFileError, match=found):
+    with pytest.raises(ckpt.errors.CorruptFileError, match=found):
         check_operators("location", {3, 1}, {"operators=": [1]})
 
 
@@ -126,12 +126,12 @@ def test_a_missing_last_operator(damaged: Continued) -> None:
     """It leaves no gap in the ids: what else knows of it is asked."""
     only = r"the state of operator 1 is missing, Spark finds only that of 0 \(more have "
     processors = [ckpt.ImportedOperator(Operations(), uid) for uid in ("op", "lost")]
-    with pytest.raises(ckpt.CorruptFileError, match=only + r"operators=\)"):
+    with pytest.raises(ckpt.errors.CorruptFileError, match=only + r"operators=\)"):
         damaged.imported(processor=None, uid=None, operators=dict(enumerate(processors)))
 
     keyed = ckpt.key_by(damaged.plan(), "k")
     query = damaged.made(keyed, uid="other")
-    with pytest.raises(ckpt.CorruptFileError, match=only + r"query=\)"):
+    with pytest.raises(ckpt.errors.CorruptFileError, match=only + r"query=\)"):
         damaged.imported(query=query)
     commit = max((Path(str(damaged.native)) / "commits").glob("[0-9]*"))
     commit.with_name(f".{commit.name}.crc").unlink()

@@ -100,9 +100,8 @@ def test_continued(spark: SparkSession, tmp_path: Path, provider: str) -> None:
         with configured(spark, {PROVIDER: provider}):
             return run(made.writeStream, tmp_path / location)
 
-    def imported(mapper: Any, time_mode: str | None = "EventTime") -> ckpt.Savepoint:
-        return ckpt.import_checkpoint(
-            str(tmp_path / "native"),
+    def imported(mapper: Any, time_mode: str | None = "EventTime") -> ckpt.results.Savepoint:
+        return ckpt.location(str(tmp_path / "native")).import_checkpoint(
             str(tmp_path / "imported"),
             processor=Count(),
             uid="op",
@@ -112,12 +111,14 @@ def test_continued(spark: SparkSession, tmp_path: Path, provider: str) -> None:
         )
 
     earlier = run_native()
-    with pytest.raises(ckpt.PlanError, match="give a mapper"):
+    with pytest.raises(ckpt.errors.PlanError, match="give a mapper"):
         imported(None)
     for mapper, message in WRONG.items():
-        with pytest.raises(ckpt.CkptError, match=message):
+        with pytest.raises(ckpt.errors.CkptError, match=message):
             imported(mapper)
-    with pytest.raises(ckpt.PlanError, match="returned timers, and with time_mode None they would"):
+    with pytest.raises(
+        ckpt.errors.PlanError, match="returned timers, and with time_mode None they would"
+    ):
         imported(to_states, time_mode=None)
     savepoint = imported(to_states)
     feed.add([("a", 3), ("b", 4), (None, 6), ("c", 7)])

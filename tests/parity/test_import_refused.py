@@ -61,9 +61,9 @@ def test_the_location_is_only_read(stopped: Continued, tmp_path: Path) -> None:
     savepoint = stopped.imported(processor=Noting(tmp_path / "calls"))
     assert (tmp_path / "calls").read_text().split() == ["init", "close"]
     assert digests(stopped.native) == before
-    lineage = ckpt.lineage(savepoint.path)
+    lineage = ckpt.location(savepoint.path).lineage()
     assert lineage["path"].tolist()[-1].endswith(str(stopped.native))
-    assert ckpt.verify(savepoint.path)
+    assert ckpt.location(savepoint.path).verify()
 
 
 class OtherName(Operations):
@@ -101,7 +101,7 @@ class OtherTtl(Operations):
     ],
 )
 def test_other_states(stopped: Continued, processor: type[Operations], message: str) -> None:
-    with pytest.raises(ckpt.IncompatibleStateError, match=message):
+    with pytest.raises(ckpt.errors.IncompatibleStateError, match=message):
         stopped.imported(processor=processor())
     assert not list((stopped.base / "imported").glob("*/_metadata*/x"))
 
@@ -109,16 +109,18 @@ def test_other_states(stopped: Continued, processor: type[Operations], message: 
 @pytest.mark.further
 def test_arguments(stopped: Continued, tmp_path: Path, spark: SparkSession) -> None:
     given: dict[str, Any] = {"processor": Operations(), "uid": "op", "spark": spark}
-    with pytest.raises(ckpt.PlanError, match="leave mapper and time_mode out"):
+    with pytest.raises(ckpt.errors.PlanError, match="leave mapper and time_mode out"):
         stopped.imported(time_mode="EventTime")
-    with pytest.raises(ckpt.PlanError, match="no directory for the savepoint"):
-        ckpt.import_checkpoint(str(stopped.native), **given)
-    with pytest.raises(ckpt.ConfigurationError, match="memory://out is in the memory of one"):
-        ckpt.import_checkpoint(str(stopped.native), "memory://out", **given)
-    with pytest.raises(ckpt.CheckpointNotFoundError, match="no committed epoch"):
-        ckpt.import_checkpoint(str(tmp_path), str(tmp_path / "out"), **given)
+    with pytest.raises(ckpt.errors.PlanError, match="no directory for the savepoint"):
+        ckpt.location(str(stopped.native)).import_checkpoint(**given)
+    with pytest.raises(
+        ckpt.errors.ConfigurationError, match="memory://out is in the memory of one"
+    ):
+        ckpt.location(str(stopped.native)).import_checkpoint("memory://out", **given)
+    with pytest.raises(ckpt.errors.CheckpointNotFoundError, match="no committed epoch"):
+        ckpt.location(str(tmp_path)).import_checkpoint(str(tmp_path / "out"), **given)
     with configured(spark, {DIRECTORY: str(tmp_path / "configured")}):
-        savepoint = ckpt.import_checkpoint(str(stopped.native), **given)
+        savepoint = ckpt.location(str(stopped.native)).import_checkpoint(**given)
     assert str(tmp_path / "configured") in savepoint.path
 
 
@@ -132,7 +134,7 @@ def test_an_unfinished_epoch(spark: SparkSession, tmp_path: Path) -> None:
     program.feed.add(script("a", ("items.put", 1, "p")), script("a", ("items.appendValue", 2, "q")))
     program.run_native()
     (program.native / "commits" / "1").unlink()  # as a kill before the commit leaves it
-    with pytest.raises(ckpt.RestoreError, match="epoch 1 began and was not committed"):
+    with pytest.raises(ckpt.errors.RestoreError, match="epoch 1 began and was not committed"):
         program.imported()
     savepoint = program.imported(discard_uncommitted=True)
     assert savepoint.epoch == 0
@@ -150,7 +152,7 @@ def test_running_query(spark: SparkSession, tmp_path: Path) -> None:
         writer = made.writeStream.format("noop").outputMode("update")
         query = writer.option("checkpointLocation", str(program.native)).start()
     query.processAllAvailable()
-    with pytest.raises(ckpt.RestoreError, match=r"runs in this application: stop it"):
+    with pytest.raises(ckpt.errors.RestoreError, match=r"runs in this application: stop it"):
         program.imported()
     query.stop()
 
@@ -161,11 +163,10 @@ def test_other_operators(spark: SparkSession, tmp_path: Path) -> None:
     feed = Feed(tmp_path / "in").add([("a", 1)])
     stream = feed.stream(spark)
 
-    def refused(name: str, df: DataFrame) -> pytest.ExceptionInfo[ckpt.CkptError]:
+    def refused(name: str, df: DataFrame) -> pytest.ExceptionInfo[ckpt.errors.CkptError]:
         run(df.writeStream, tmp_path / name)
-        with pytest.raises(ckpt.CkptError) as caught:
-            ckpt.import_checkpoint(
-                str(tmp_path / name),
+        with pytest.raises(ckpt.errors.CkptError) as caught:
+            ckpt.location(str(tmp_path / name)).import_checkpoint(
                 str(tmp_path / "out"),
                 processor=Operations(),
                 uid="op",
@@ -174,10 +175,10 @@ def test_other_operators(spark: SparkSession, tmp_path: Path) -> None:
         return caught
 
     found = refused("count", stream.groupBy("k").count())
-    assert found.errisinstance(ckpt.NotBuiltYetError)
+    assert found.errisinstance(ckpt.errors.NotBuiltYetError)
     assert "the state of stateStoreSave cannot be imported" in str(found.value)
     found = refused("both", stream.dropDuplicates(["v"]).groupBy("k").count())
-    assert found.errisinstance(ckpt.NotBuiltYetError)
+    assert found.errisinstance(ckpt.errors.NotBuiltYetError)
     assert "the state of dedupe, stateStoreSave cannot be imported" in str(found.value)
     assert "no stateful operator" in str(refused("none", stream).value)
 
@@ -186,7 +187,7 @@ def test_a_location_of_this_library(spark: SparkSession, tmp_path: Path) -> None
     program = Continued(spark, tmp_path, operations.INPUT, Operations, operations.OUTPUT)
     program.feed.add(script("a", "value.get"))
     run(ckpt.write_stream(program.plan()), program.native)
-    with pytest.raises(ckpt.RestoreError, match="location of a query of this library"):
+    with pytest.raises(ckpt.errors.RestoreError, match="location of a query of this library"):
         program.imported()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -171,38 +172,44 @@ def test_two_operators(
         with configured(spark, {PROVIDER: ROCKSDB, **ENDS}):
             return run(made.writeStream, tmp_path / location)
 
-    def imported(**arguments: Any) -> ckpt.Savepoint:
-        return ckpt.import_checkpoint(
-            str(tmp_path / "native"), str(tmp_path / "imported"), spark=spark, **arguments
+    def imported(**arguments: Any) -> ckpt.results.Savepoint:
+        return ckpt.location(str(tmp_path / "native")).import_checkpoint(
+            str(tmp_path / "imported"), spark=spark, **arguments
         )
 
     earlier = run_native("native")
     second = ckpt.ImportedOperator(Users(), "users")
-    with pytest.raises(ckpt.PlanError, match=r"has several stateful operators: .* 1 \(") as caught:
+    with pytest.raises(
+        ckpt.errors.PlanError, match=r"has several stateful operators: .* 1 \("
+    ) as caught:
         imported(processor=Users(), uid="users")
     ids = {name: number for number, name in named_operators(str(caught.value))}
     assert ids == {"users": 0, "sizes": 1}, "the operator next to the sink is the first"
-    with pytest.raises(ckpt.PlanError, match="has other stateful operators than 0: give"):
+    with pytest.raises(ckpt.errors.PlanError, match="has other stateful operators than 0: give"):
         imported(operators={0: second})
     of_ids = {ids["users"]: second, ids["sizes"]: first}
-    with pytest.raises(ckpt.CkptError):  # never the state of one in the other
+    with pytest.raises(ckpt.errors.CkptError):  # never the state of one in the other
         imported(operators={ids["users"]: first, ids["sizes"]: second})
     assert not list((tmp_path / "imported").glob("*/_metadata"))
     savepoint = imported(operators=of_ids)
-    (origin,) = [row for row in ckpt.lineage(savepoint.path).itertuples() if "native" in row.path]
+    (origin,) = [
+        row for row in ckpt.location(savepoint.path).lineage().itertuples() if "native" in row.path
+    ]
     assert origin.epoch == 1
 
     shutil.copytree(tmp_path / "native", tmp_path / "lost")
     shutil.rmtree(tmp_path / "lost" / "state" / "0")
-    with pytest.raises(ckpt.CorruptFileError, match="operator 0 is missing"):  # not one of one
-        ckpt.import_checkpoint(
-            str(tmp_path / "lost"), str(tmp_path / "out"), operators={1: first}, spark=spark
+    with pytest.raises(
+        ckpt.errors.CorruptFileError, match="operator 0 is missing"
+    ):  # not one of one
+        ckpt.location(str(tmp_path / "lost")).import_checkpoint(
+            str(tmp_path / "out"), operators={1: first}, spark=spark
         )
 
     feed.add(*FILES[2:])
     keyed = ckpt.key_by(our_first(ckpt.key_by(feed.stream(spark), "k"), uid="sizes"), "size")
     made = users(keyed, uid="users")
-    print(ckpt.plan_restore(savepoint.path, made))
+    print(ckpt.location(savepoint.path).plan(made))
     with configured(spark, ENDS):
         ours = run(ckpt.write_stream(made).restoreFrom(savepoint.path), tmp_path / "ours")
     native = run_native("native")
@@ -218,13 +225,15 @@ def named_operators(message: str) -> list[tuple[int, str]]:
 
 
 def test_arguments(tmp_path: Path, spark: SparkSession) -> None:
-    given: dict[str, Any] = {"location": str(tmp_path), "directory": str(tmp_path), "spark": spark}
+    made_of = partial(
+        ckpt.location(tmp_path).import_checkpoint, directory=str(tmp_path), spark=spark
+    )
     one = ckpt.ImportedOperator(Users(), "users")
-    with pytest.raises(ckpt.PlanError, match="give processor and uid"):
-        ckpt.import_checkpoint(**given)
-    with pytest.raises(ckpt.PlanError, match="leave these arguments out"):
-        ckpt.import_checkpoint(**given, operators={0: one}, uid="users")
-    with pytest.raises(ckpt.PlanError, match="has a uid twice: 'users', 'users'"):
-        ckpt.import_checkpoint(**given, operators={0: one, 1: one})
-    with pytest.raises(ckpt.PlanError, match="give the operator a stable name"):
+    with pytest.raises(ckpt.errors.PlanError, match="give processor and uid"):
+        made_of()
+    with pytest.raises(ckpt.errors.PlanError, match="leave these arguments out"):
+        made_of(operators={0: one}, uid="users")
+    with pytest.raises(ckpt.errors.PlanError, match="has a uid twice: 'users', 'users'"):
+        made_of(operators={0: one, 1: one})
+    with pytest.raises(ckpt.errors.PlanError, match="give the operator a stable name"):
         ckpt.ImportedOperator(Users(), " ")

@@ -128,7 +128,7 @@ def restored_elsewhere(production: Production, savepoint: str, counted: dict[str
 
 
 def rolled_back(production: Production, checkpoint: str, counted: dict[str, int]) -> None:
-    ckpt.rollback(str(production.location), checkpoint)
+    ckpt.location(str(production.location)).rollback(checkpoint)
     comparing.check(production.emitted(production.location), later(2), counted)
 
 
@@ -147,12 +147,12 @@ def says_what_is_wrong(production: Production) -> None:
     """Errors are printed, so that the test can check their text."""
     try:
         production.start(Sink(), production.base / "nowhere", str(production.base / "no savepoint"))
-    except ckpt.CheckpointNotFoundError as exc:
+    except ckpt.errors.CheckpointNotFoundError as exc:
         print(exc)
     production.options[f"{PREFIX}state.backend.type"] = "tape"
     try:
         production.start(Sink(), production.base / "nowhere")
-    except ckpt.ConfigurationError as exc:
+    except ckpt.errors.ConfigurationError as exc:
         print(exc)
 
 

@@ -110,7 +110,7 @@ class Driver:
         return self._query.stopWithSavepoint(directory, drain=drain).path
 
     def rollback(self, location: str, to: str) -> str:
-        return ckpt.rollback(location, to).kept
+        return ckpt.location(location).rollback(to).kept
 
     def copy(self, source: str, target: str) -> None:
         """Copy a directory by Spark's own file system, as ``hadoop fs -cp`` does."""

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from pyspark_ckpt import verify
+from pyspark_ckpt import location
 from pyspark_ckpt.storage.open import Storage, open_storage
 from tests.reach.conftest import Place
 from tests.reach.driver import AskedError, Input, children_of, conf_of, driver
@@ -108,8 +108,8 @@ def test_a_driver_is_killed_in_a_phase(
         rows.add()
         last.ask("start", f"{at}/loc", f"{at}/out", **restored)
         last.ask("process")
-        verify(last.ask("checkpoint"))
-        verify(last.ask("stop_with_savepoint", f"{at}/savepoints"))
+        location(last.ask("checkpoint")).verify()
+        location(last.ask("stop_with_savepoint", f"{at}/savepoints")).verify()
         earlier = last.ask("result", f"{at}/out-other") if restored else []
         rows.check(earlier + last.ask("result", f"{at}/out"))
 

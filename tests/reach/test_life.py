@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pyspark_ckpt import history, verify
+from pyspark_ckpt import location
 from tests.reach.conftest import Place
 from tests.reach.driver import AskedError, Driver, Input
 
@@ -29,7 +29,7 @@ def test_it_runs_stops_goes_on_and_is_forked(
     ask("start", f"{at}/loc", f"{at}/out")
     savepoint = ask("stop_with_savepoint", f"{at}/savepoints")
     assert ask("result", f"{at}/out") == rows.expected()
-    verify(savepoint)
+    location(savepoint).verify()
     rows.add()
     ask("start", str(tmp_path / "fork"), f"{at}/fork-out", restore=savepoint)
     ask("process")
@@ -70,7 +70,7 @@ def test_its_whole_life(spark_driver: Driver, place: Place, rows: Input) -> None
     assert ask("result", f"{at}/fork-out") == rows.expected(first=3)
     ask("checkpoint")
     ask("stop")
-    told = history(f"{at}/fork")
+    told = location(f"{at}/fork").history()
     assert "completed" in set(told.status)
 
 

@@ -94,8 +94,8 @@ def _take_savepoints(
 def _take_savepoint(query: ckpt.CheckpointedQuery, directory: Path) -> None:
     try:
         query.triggerSavepoint(str(directory))
-    except ckpt.CheckpointAbortedError as exc:
-        if exc.reason != ckpt.AbortReason.NO_COMMITTED_EPOCH:
+    except ckpt.errors.CheckpointAbortedError as exc:
+        if exc.reason != ckpt.results.AbortReason.NO_COMMITTED_EPOCH:
             raise
 
 

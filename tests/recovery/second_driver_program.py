@@ -110,7 +110,7 @@ class Driver:
 
     def _count(self, key: str) -> dict[str, Any]:
         assert self._query is not None
-        value = self._query.state("op", "count").get(int(key)).value
+        value = self._query.state("op", "count").get(int(key))
         return {"n": value and value["n"]}
 
     def _stop(self) -> dict[str, Any]:

@@ -75,7 +75,7 @@ class Program:
 
     def rollback(self) -> None:
         assert self.checkpoint is not None
-        ckpt.rollback(str(Path("location").absolute()), self.checkpoint)
+        ckpt.location(str(Path("location").absolute())).rollback(self.checkpoint)
 
     def fork(self, files: str) -> None:
         self.start(self.counts(files), "fork", f"location/pyspark_ckpt/{self.checkpoint}")

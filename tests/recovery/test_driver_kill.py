@@ -18,7 +18,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from pyspark_ckpt import history, verify
+from pyspark_ckpt import location
 from tests.recovery.numbered_rows import check_output, write_input
 
 PROGRAM = Path(__file__).with_name("program.py")
@@ -67,8 +67,8 @@ def _check_savepoints(work: Path, cut_off: list[Path]) -> None:
     there = list((work / "savepoints").iterdir())
     assert not set(there) & set(cut_off)
     for path in there:
-        verify(str(path))
-    shown = history(str(work / "location")).query("kind == 'savepoint'")
+        location(str(path)).verify()
+    shown = location(str(work / "location")).history().query("kind == 'savepoint'")
     assert {str(path) for path in there} == set(shown[shown.status == "completed"].path)
     reasons = shown[shown.status == "aborted"].reason
     assert all(any(str(path) in reason for reason in reasons) for path in cut_off)

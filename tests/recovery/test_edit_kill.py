@@ -19,7 +19,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from pyspark_ckpt import CheckpointNotFoundError, dispose_savepoint, open_state, verify
+from pyspark_ckpt import location
+from pyspark_ckpt.errors import CheckpointNotFoundError
 from tests.recovery.edit_program import KEYS, NATIVE_KEYS
 
 PROGRAM = Path(__file__).with_name("edit_program.py")
@@ -56,12 +57,12 @@ def kill_and_check(work: Path, kind: str, kills: int) -> None:
 
 def _check(path: Path, kind: str) -> None:
     try:
-        verify(str(path))
+        location(str(path)).verify()
     except CheckpointNotFoundError as exc:
         assert str(path) in str(exc)  # noqa: PT017  # one of two outcomes
         assert not (path / "_metadata").exists()
         if (path / "_in_progress").exists():
-            dispose_savepoint(str(path))
+            location(str(path)).dispose()
             assert not path.exists()
         return
     if kind == "native":
@@ -73,7 +74,7 @@ def _check(path: Path, kind: str) -> None:
 
 def _check_two_operators(path: Path) -> None:
     """The operator that was edited has the changes and no more, the other is as it was."""
-    with open_state(str(path)) as snapshot:
+    with location(str(path)).state() as snapshot:
         changed = snapshot.state("timed", "last").to_pandas()
         assert dict(zip(changed.k, changed.n, strict=True)) == {
             key: 3 * key + 1 for key in range(1, NATIVE_KEYS)

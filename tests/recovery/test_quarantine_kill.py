@@ -103,7 +103,7 @@ class Work:
 
     def state(self) -> dict[str, int]:
         """Return the count of each key, by the newest checkpoint."""
-        with ckpt.open_state(str(self.path / "location")) as snapshot:
+        with ckpt.location(str(self.path / "location")).state() as snapshot:
             counts = snapshot.state("count", "count").to_pandas()
             if "__quarantine" in set(snapshot.states()["state"]):  # it may go with the last key
                 assert snapshot.state("count", "__quarantine").to_pandas().empty

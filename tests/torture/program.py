@@ -71,7 +71,7 @@ def _savepoint(query: ckpt.CheckpointedQuery, marks: Path) -> None:
     directory, kind = json.loads((marks / "savepoint").read_text())
     try:
         path = query.triggerSavepoint(directory, kind).path
-    except ckpt.CheckpointAbortedError:
+    except ckpt.errors.CheckpointAbortedError:
         return  # asked again until it succeeds
     hidden = marks / "savepoint-at.new"
     hidden.write_text(path)

@@ -30,7 +30,7 @@ from typing import Any
 
 import fsspec
 
-from pyspark_ckpt import verify
+from pyspark_ckpt import location
 from tests import conftest  # noqa: F401  it sets what lets JVMs start soon
 from tests.faults.confined import MOUNT, NAMESPACE, may_mount
 from tests.reach.front import Front
@@ -205,7 +205,7 @@ class Torture:
             except EndedError as exc:
                 self._note_end(exc)
                 continue
-            verify(path)
+            location(path).verify()
             self._screen.tell(f"a {kind.lower()} savepoint: {Path(path).name}")
             return path
 

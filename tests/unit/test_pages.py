@@ -143,9 +143,11 @@ def test_commands_and_targets_that_a_page_names_exist(page: Path) -> None:
 @each_page()
 def test_public_names_and_errors_that_a_page_names_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    assert set(re.findall(r"\bckpt\.([A-Za-z_]\w+)", re.sub(r"spark\.ckpt", "", text))) <= set(
-        ckpt.__all__
-    )
+    named = re.findall(r"\bckpt\.([a-z_]+\w*)(?:\.([A-Z]\w+))?", re.sub(r"spark\.ckpt", "", text))
+    for name, member in named:
+        assert name in ckpt.__all__, name
+        assert not member or member in getattr(ckpt, name).__all__, f"{name}.{member}"
+    assert {*re.findall(r"\bckpt\.([A-Z]\w+)", text)} <= {*ckpt.__all__}
     for name in quoted(page):
         if re.fullmatch(r"[A-Z]\w+(Error|Exception)s?", name):
             places = (ckpt.errors, builtins, pyspark.errors, *backend_errors())

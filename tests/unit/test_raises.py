@@ -18,14 +18,18 @@ from pyspark_ckpt.savepoint.savepoint import write_savepoint
 from pyspark_ckpt.storage.open import LocalStorage
 
 NATIVE = SavepointFormat.NATIVE
-OF_A_PATH: dict[str, Callable[[str], Any]] = {
-    "verify": ckpt.verify,
-    "history": ckpt.history,
-    "subtask_history": ckpt.subtask_history,
-    "lineage": ckpt.lineage,
-    "dispose_savepoint": ckpt.dispose_savepoint,
-    "rename_uid": lambda path: ckpt.rename_uid(path, {}, "/nowhere"),
+OF_A_PATH: dict[str, tuple[Any, ...]] = {
+    "list": (),
+    "show": (),
+    "verify": (),
+    "history": (),
+    "subtask_history": (),
+    "lineage": (),
+    "state": (),
+    "dispose": (),
+    "rename_uid": ({}, "/nowhere"),
 }
+"""Methods of a location, and what they get."""
 
 
 def named_errors(function: Any) -> set[str]:
@@ -48,7 +52,8 @@ def check(function: Any, call: Callable[[], Any]) -> Exception:
 @pytest.mark.parametrize("path", ["ftp://host/sp", "s3://bucket/../sp", "/nowhere/at/all"])
 @pytest.mark.parametrize("name", OF_A_PATH)
 def test_a_path_that_cannot_be_read_raises_a_named_error(name: str, path: str) -> None:
-    check(getattr(ckpt, name), lambda: OF_A_PATH[name](path))
+    method = getattr(ckpt.location(path), name)
+    check(method, lambda: method(*OF_A_PATH[name]))
 
 
 @pytest.mark.parametrize("name", OF_A_PATH)
@@ -61,7 +66,8 @@ def test_a_damaged_savepoint_raises_a_named_error(
     made = Path(write_savepoint(snapshot, storage, str(tmp_path / "sp"), NATIVE).path)
     whole = (made / "_metadata").read_bytes()
     (made / "_metadata").write_bytes(whole[:-1])
-    check(getattr(ckpt, name), lambda: OF_A_PATH[name](str(made)))
+    method = getattr(ckpt.location(made), name)
+    check(method, lambda: method(*OF_A_PATH[name]))
 
 
 def test_a_file_of_settings_raises_a_named_error(tmp_path: Path) -> None:

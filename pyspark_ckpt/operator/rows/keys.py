@@ -35,7 +35,7 @@ def check_max_parallelism(max_parallelism: int, parallelism: int) -> int:
     """Return `max_parallelism` if it can serve `parallelism` subtasks."""
     if not parallelism <= max_parallelism <= MAX_MAX_PARALLELISM:
         raise PlanError(
-            f"maxParallelism is {max_parallelism}: it must lie between the parallelism "
+            f"max_parallelism is {max_parallelism}: it must lie between the parallelism "
             f"(spark.sql.shuffle.partitions = {parallelism}) and {MAX_MAX_PARALLELISM}"
         )
     return max_parallelism

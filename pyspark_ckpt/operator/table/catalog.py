@@ -230,7 +230,7 @@ def fixed_parts(handle: Handle, operator: OperatorDescriptor) -> Iterator[tuple[
 
     A restart at the location cannot change it.
     """
-    yield "maxParallelism", handle.max_parallelism, operator.max_parallelism
+    yield "max_parallelism", handle.max_parallelism, operator.max_parallelism
     yield "timeMode", handle.time_mode, operator.time_mode
     yield KEY_SCHEMA, schema_text(handle.key_schema), schema_text(operator.key_schema)
 

@@ -319,13 +319,13 @@ class LastEpochs:
         entry = self._log.offsets_entry(begun)
         if entry.metadata["batchWatermarkMs"] != draining.drained_at_ms:
             return
-        if (
-            self._committed_epoch() >= begun
-        ):  # its tasks were not called, because no row was in time
+        # Its tasks were not called, because no row was in time.
+        if self._committed_epoch() >= begun:
             raise CheckpointAbortedError(
                 f"{self._storage.url}: epoch {begun} ran at the watermark of a drain, because "
-                f"two drivers ran the query at once. Rows of it were taken for late: call "
-                f"pyspark_ckpt.rollback with a checkpoint of an epoch before {begun} and force=True"
+                "two drivers ran the query at once. Rows of it were taken for late: call "
+                "pyspark_ckpt.location(path).rollback(to, force=True) with a checkpoint of an "
+                f"epoch before {begun}"
             )
         self._put(begun, entry, {"batchWatermarkMs": watermark_ms})
 

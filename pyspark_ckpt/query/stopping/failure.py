@@ -144,8 +144,8 @@ def not_without_session(query_id: str, what: str, why: str) -> SessionEndedError
     """Return the error of a call that needs a session which has ended."""
     return SessionEndedError(
         f"query {query_id} has ended, and {what} is not possible any more, because {why}. Start "
-        "the query again at its checkpointLocation in another session. pyspark_ckpt.history and "
-        "open_state read its directories without a session"
+        "the query again at its checkpointLocation in another session. The methods of "
+        "pyspark_ckpt.location read its directories without a session"
     )
 
 

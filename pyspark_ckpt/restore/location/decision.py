@@ -108,7 +108,7 @@ def _cut_short(facts: Facts) -> Exception | None:
         return None
     return RestoreError(
         f"{facts.location}: a rollback of this location was interrupted; call "
-        "pyspark_ckpt.rollback again, which finishes it"
+        "pyspark_ckpt.location(path).rollback again, which finishes it"
     )
 
 

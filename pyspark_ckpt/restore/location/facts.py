@@ -306,7 +306,7 @@ def _check_ours(location: Storage, wanted: Wanted, operator_ids: list[int]) -> N
                 f"{location.url} holds the state of Spark's own operator {name}, where the query "
                 f"has {wanted.operators.ours[operator_id].uid!r} of this library: start it at a "
                 "fresh checkpointLocation, and bring the state with "
-                "pyspark_ckpt.import_checkpoint if it is needed"
+                "pyspark_ckpt.location(path).import_checkpoint if it is needed"
             )
 
 

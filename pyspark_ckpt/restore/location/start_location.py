@@ -338,7 +338,7 @@ class StartLocation:
         logger.warning(
             "restoreFrom(%r) is ignored: %s has committed epochs, which the query continues (it "
             "%s); to start from that path, give a fresh checkpointLocation or call "
-            "pyspark_ckpt.rollback",
+            "pyspark_ckpt.location(path).rollback",
             path,
             url,
             before,

@@ -126,6 +126,5 @@ def _content(path: str) -> bytes:
         return b"".join(storage.chunks(name))
     except (FileNotFoundError, IsADirectoryError) as exc:
         raise CheckpointNotFoundError(
-            f"{path} is not a capture: make one with pyspark_ckpt.capture(location, epochs)"
-            ".save(path)"
+            f"{path} is not a capture: make one with location(path).capture(epochs).save(path)"
         ) from exc

@@ -44,7 +44,8 @@ def replay(
     Parameters
     ----------
     file : str or Path
-        What :meth:`pyspark_ckpt.Capture.save` made, or what a failing task wrote; also at a URL.
+        What :meth:`pyspark_ckpt.results.Capture.save` made, or what a failing task wrote; also at a
+        URL.
     processor : StatefulProcessor, BatchProcessor or ArrowProcessor
         The processor, as it was or changed.
     uid : str, optional

@@ -43,14 +43,14 @@ class Heard(ckpt.CheckpointListener):
     """A listener that keeps what it is notified of, and then raises."""
 
     def __init__(self) -> None:
-        self.completed: list[ckpt.CompletedCheckpoint] = []
-        self.aborted: list[ckpt.AbortedCheckpoint] = []
+        self.completed: list[ckpt.results.CompletedCheckpoint] = []
+        self.aborted: list[ckpt.results.AbortedCheckpoint] = []
 
-    def onCheckpointCompleted(self, checkpoint: ckpt.CompletedCheckpoint) -> None:
+    def onCheckpointCompleted(self, checkpoint: ckpt.results.CompletedCheckpoint) -> None:
         self.completed.append(checkpoint)
         raise RuntimeError("a listener may fail")
 
-    def onCheckpointAborted(self, checkpoint: ckpt.AbortedCheckpoint) -> None:
+    def onCheckpointAborted(self, checkpoint: ckpt.results.AbortedCheckpoint) -> None:
         self.aborted.append(checkpoint)
         raise RuntimeError("a listener may fail")
 
@@ -137,9 +137,11 @@ def test_triggered_by_hand_and_listeners_are_notified(job: Job) -> None:
     job, heard = job.using(SELDOM), Heard()
     with job.running() as query:
         query.addCheckpointListener(heard)
-        with pytest.raises(ckpt.CheckpointAbortedError, match="no committed epoch") as refused:
+        with pytest.raises(
+            ckpt.errors.CheckpointAbortedError, match="no committed epoch"
+        ) as refused:
             query.triggerCheckpoint()
-        assert refused.value.reason is ckpt.AbortReason.NO_COMMITTED_EPOCH
+        assert refused.value.reason is ckpt.results.AbortReason.NO_COMMITTED_EPOCH
         epoch(job, query, 0)
         first = query.triggerCheckpoint()
         assert query.triggerCheckpoint() == first
@@ -160,9 +162,9 @@ def test_triggered_by_hand_and_listeners_are_notified(job: Job) -> None:
         epoch(job, query, 2)
     assert len(completed(query)) == 3, "a stopped query gets a last one"
     assert len(heard.completed) == 2
-    with pytest.raises(ckpt.CheckpointAbortedError, match="ended") as refused:
+    with pytest.raises(ckpt.errors.CheckpointAbortedError, match="ended") as refused:
         query.triggerCheckpoint()
-    assert refused.value.reason is ckpt.AbortReason.QUERY_ENDED
+    assert refused.value.reason is ckpt.results.AbortReason.QUERY_ENDED
     fork = job.but(location="loc2", out="out2")
     fork.run(restore=second.path)
     assert fork.result() == expected_after(job.feed.rows, 40)
@@ -178,9 +180,9 @@ def test_a_step_that_hangs_expires(job: Job) -> None:
         before = query.triggerCheckpoint()
         epoch(job, query, 1)
         pipe = Pipe(job.location_path / "sources" / "0" / "1")
-        with pytest.raises(ckpt.CheckpointAbortedError, match="expired") as expired:
+        with pytest.raises(ckpt.errors.CheckpointAbortedError, match="expired") as expired:
             query.triggerCheckpoint()
-        assert expired.value.reason is ckpt.AbortReason.EXPIRED
+        assert expired.value.reason is ckpt.results.AbortReason.EXPIRED
         assert query.isActive
         (row,) = [row for row in query.checkpoints().collect() if row.status == "aborted"]
         assert (row.kind, row.checkpoint_id, row.epoch, row.path) == ("checkpoint", 2, 1, None)
@@ -212,13 +214,13 @@ def test_spark_jobs_that_hang_are_cancelled(job: Job, monkeypatch: pytest.Monkey
         context.addJobTag("my-tag")
         try:
             with no_free_slot(job.spark, job.base / "lock") as others:
-                with pytest.raises(ckpt.CheckpointAbortedError, match="expired") as expired:
+                with pytest.raises(ckpt.errors.CheckpointAbortedError, match="expired") as expired:
                     query.triggerCheckpoint()
-                assert expired.value.reason is ckpt.AbortReason.EXPIRED
+                assert expired.value.reason is ckpt.results.AbortReason.EXPIRED
                 until(lambda: tracker.getActiveJobsIds() == others, "a checkpoint's job continues")
-                with pytest.raises(ckpt.CheckpointAbortedError, match="expired") as expired:
+                with pytest.raises(ckpt.errors.CheckpointAbortedError, match="expired") as expired:
                     query.triggerSavepoint(str(savepoints))
-                assert expired.value.reason is ckpt.AbortReason.EXPIRED
+                assert expired.value.reason is ckpt.results.AbortReason.EXPIRED
                 until(lambda: tracker.getActiveJobsIds() == others, "a savepoint's job continues")
                 assert list(savepoints.iterdir()) == []
             savepoint = query.triggerSavepoint(str(savepoints))
@@ -249,9 +251,9 @@ def test_too_many_failures_stop_the_query(job: Job) -> None:
         def fails(number: int) -> None:
             epoch(job, query, number)
             damaged.write_bytes(whole[:-1])
-            with pytest.raises(ckpt.CheckpointAbortedError, match=damaged.name) as failed:
+            with pytest.raises(ckpt.errors.CheckpointAbortedError, match=damaged.name) as failed:
                 query.triggerCheckpoint()
-            assert failed.value.reason is ckpt.AbortReason.CORRUPT_FILE
+            assert failed.value.reason is ckpt.results.AbortReason.CORRUPT_FILE
             damaged.write_bytes(whole)
 
         fails(1)
@@ -261,12 +263,12 @@ def test_too_many_failures_stop_the_query(job: Job) -> None:
         assert query.exception() is None
         fails(3)
         assert not query.isActive
-        with pytest.raises(ckpt.FailedCheckpointsError) as stopped:
+        with pytest.raises(ckpt.errors.FailedCheckpointsError) as stopped:
             query.awaitTermination(DEADLINE)
         for mention in (query.id, TOLERABLE, damaged.name, "corrupt"):
             assert mention in str(stopped.value).lower()
         assert query.exception() is stopped.value
-        with pytest.raises(ckpt.FailedCheckpointsError):
+        with pytest.raises(ckpt.errors.FailedCheckpointsError):
             query.processAllAvailable()
     assert [row.checkpoint_id for row in completed(query)] == [1, 3]
     assert Path(first.path).exists()
@@ -283,7 +285,7 @@ def test_no_failure_is_tolerated_if_the_setting_says_so(job: Job) -> None:
         blocked = job.checkpoint_path / "chk-1"
         blocked.write_text("a file where a directory should be")
         job.feed.add(events_of(0))
-        with pytest.raises(ckpt.FailedCheckpointsError, match=re.escape(str(blocked))):
+        with pytest.raises(ckpt.errors.FailedCheckpointsError, match=re.escape(str(blocked))):
             query.awaitTermination(DEADLINE)
     blocked.unlink()
     job.run()

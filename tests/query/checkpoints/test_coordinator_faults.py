@@ -122,7 +122,7 @@ class Life:
         self.asked: str | None = None
         try:
             self._run()
-        except (OSError, ckpt.CkptError) as exc:
+        except (OSError, ckpt.errors.CkptError) as exc:
             self.error = exc
         finally:
             plan.is_over = True

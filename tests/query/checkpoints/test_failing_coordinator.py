@@ -106,7 +106,7 @@ def test_storage_that_stays_away_ends_the_query(job: Job, storage_is: Callable[.
     job = job.using(OFTEN)
     with job.running() as query:
         job.feed.add(events_of(0))
-        with pytest.raises(ckpt.FailedCheckpointsError, match="more than 3 checkpoints"):
+        with pytest.raises(ckpt.errors.FailedCheckpointsError, match="more than 3 checkpoints"):
             query.awaitTermination(DEADLINE)
         aborted = [row for row in query.checkpoints().collect() if row.status == "aborted"]
         assert len(aborted) == 4
@@ -124,7 +124,7 @@ def test_requests_and_cleaning_may_not_fail_for_ever(
     job = job.using(OFTEN).using({TOLERABLE: 0})
     query = job.start()
     job.feed.add(*map(events_of, range(40)))
-    with pytest.raises(ckpt.FailedCheckpointsError, match=f"fault before.*{what}"):
+    with pytest.raises(ckpt.errors.FailedCheckpointsError, match=f"fault before.*{what}"):
         query.awaitTermination(DEADLINE)
     assert not query.isActive
 
@@ -156,7 +156,9 @@ def test_whatever_a_step_raises_ends_the_query(
     with monkeypatch.context() as patched:
         patched.setattr(part, step, fail(error))
         query = job.using(OFTEN).start()
-        with pytest.raises(ckpt.FailedCheckpointsError, match=re.escape(str(error))) as failed:
+        with pytest.raises(
+            ckpt.errors.FailedCheckpointsError, match=re.escape(str(error))
+        ) as failed:
             query.awaitTermination(DEADLINE)
         assert query.exception() is failed.value
         assert not query.isActive
@@ -174,14 +176,14 @@ def test_a_run_whose_last_checkpoint_failed_is_no_success(
         storage_is("write chk-")
         job.feed.add(events_of(0))
         query = job.writer().trigger(availableNow=True).start()
-        with pytest.raises(ckpt.FailedCheckpointsError, match="last checkpoint failed"):
+        with pytest.raises(ckpt.errors.FailedCheckpointsError, match="last checkpoint failed"):
             query.awaitTermination()
-        assert isinstance(query.exception(), ckpt.FailedCheckpointsError)
+        assert isinstance(query.exception(), ckpt.errors.FailedCheckpointsError)
         query.stop()
         query = job.start()
         job.feed.add(events_of(1))
         query.processAllAvailable()
-        with pytest.raises(ckpt.FailedCheckpointsError, match=r"chk-[0-9]+/_author"):
+        with pytest.raises(ckpt.errors.FailedCheckpointsError, match=r"chk-[0-9]+/_author"):
             query.stop()
         query.stop()
     monkeypatch.undo()
@@ -199,7 +201,7 @@ def test_checkpoints_that_cannot_be_deleted_raise_at_the_end(
     job.feed.add(events_of(0))
     query.processAllAvailable()
     taken = query.triggerCheckpoint()
-    with pytest.raises(ckpt.FailedCheckpointsError, match="could not be deleted"):
+    with pytest.raises(ckpt.errors.FailedCheckpointsError, match="could not be deleted"):
         query.stop()
     assert files_below(job.checkpoint_path / f"chk-{taken.checkpoint_id}")
 

@@ -61,7 +61,9 @@ def test_no_checkpoint_savepoint_or_start_is_without_a_subtask(
 
 
 def _refused(call: Any, *arguments: Any) -> None:
-    with pytest.raises((ckpt.CheckpointAbortedError, ckpt.CorruptFileError)) as caught:
+    with pytest.raises(
+        (ckpt.errors.CheckpointAbortedError, ckpt.errors.CorruptFileError)
+    ) as caught:
         call(*arguments)
     assert "/state/0" in str(caught.value)
     assert re.search(r"put (?:them|it) back", str(caught.value), re.IGNORECASE)

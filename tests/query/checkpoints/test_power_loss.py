@@ -50,7 +50,7 @@ def told(
 def newest_of(location: Path) -> Path:
     checkpoints = (location / "pyspark_ckpt").glob("chk-*")
     newest = max(checkpoints, key=lambda path: int(path.name.removeprefix("chk-")))
-    assert ckpt.verify(str(newest)).epoch == NEWEST_EPOCH
+    assert ckpt.location(str(newest)).verify().epoch == NEWEST_EPOCH
     return newest
 
 

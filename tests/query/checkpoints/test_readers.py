@@ -27,7 +27,7 @@ _READS = """
 import json, sys
 import pyspark_ckpt as ckpt
 for _ in sys.stdin:
-    with ckpt.open_state(sys.argv[1]) as snapshot:
+    with ckpt.location(sys.argv[1]).state() as snapshot:
         print(json.dumps([snapshot.epoch, snapshot.path]), flush=True)
         sys.stdin.readline()
         frame = snapshot.state("op", "count").to_pandas()
@@ -96,7 +96,7 @@ def test_readers_of_subsumed_checkpoints(job: Job, backend: str) -> None:
         assert len(pins()) == 2, "also that of the dead reader, until it is over"
         for _ in range(8):
             next_epoch()
-            with ckpt.open_state(str(job.location_path)) as snapshot:
+            with ckpt.location(str(job.location_path)).state() as snapshot:
                 frame = snapshot.state("op", "count").to_pandas()
                 assert dict(zip(frame["k"], frame["n"], strict=True)) == counts_until(
                     snapshot.epoch
@@ -126,12 +126,12 @@ def test_readers_that_come_while_checkpoints_go(job: Job) -> None:
             job.feed.add(events_of(epoch, ROWS))
             while query.lastProgress is None or query.lastProgress.batchId < epoch:
                 try:
-                    with ckpt.open_state(str(job.location_path)) as snapshot:
+                    with ckpt.location(str(job.location_path)).state() as snapshot:
                         frame = snapshot.state("op", "count").to_pandas()
                         found = dict(zip(frame["k"], frame["n"], strict=True))
                         assert found == counts_until(snapshot.epoch)
                         reads += 1
-                except ckpt.CheckpointNotFoundError:
+                except ckpt.errors.CheckpointNotFoundError:
                     pass  # there is none yet, or it went between the listing and the pin
                 assert query.isActive
     print(f"{reads} reads")

@@ -45,7 +45,7 @@ def test_stop_beside_a_savepoint_that_hangs_in_the_driver(job: Job) -> None:
         def take() -> None:
             try:
                 query.triggerSavepoint()
-            except ckpt.CheckpointAbortedError as exc:
+            except ckpt.errors.CheckpointAbortedError as exc:
                 failures.append(exc)
 
         taking = threading.Thread(target=take)
@@ -54,7 +54,7 @@ def test_stop_beside_a_savepoint_that_hangs_in_the_driver(job: Job) -> None:
         query.stop()
         taking.join(DEADLINE)
         (failure,) = failures
-        assert failure.reason is ckpt.AbortReason.EXPIRED
+        assert failure.reason is ckpt.results.AbortReason.EXPIRED
         hanging = hanging_threads(query.id)
         pipe.let_go()
         for thread in hanging:
@@ -76,7 +76,7 @@ class Calling(ckpt.CheckpointListener):
     def __init__(self, call: Callable[[], object]) -> None:
         self.call, self.came, self.outcome = call, threading.Event(), None
 
-    def onCheckpointCompleted(self, checkpoint: ckpt.CompletedCheckpoint) -> None:
+    def onCheckpointCompleted(self, checkpoint: ckpt.results.CompletedCheckpoint) -> None:
         if self.outcome is None:
             self.outcome = "called"
             try:
@@ -107,7 +107,7 @@ def test_a_listener_may_call_everything(job: Job, call: str, options: dict[str, 
     assert listener.came.wait(DEADLINE)
     assert not isinstance(listener.outcome, Exception), listener.outcome
     if call.endswith("Savepoint"):
-        assert isinstance(listener.outcome, ckpt.Savepoint)
+        assert isinstance(listener.outcome, ckpt.results.Savepoint)
         assert Path(listener.outcome.path, "_metadata").exists()
     assert query.isActive == (call not in ("stopWithSavepoint", "stop", "awaitTermination"))
     query.stop()
@@ -120,7 +120,7 @@ class Hanging(ckpt.CheckpointListener):
     def __init__(self) -> None:
         self.gate = Gate()
 
-    def onCheckpointCompleted(self, checkpoint: ckpt.CompletedCheckpoint) -> None:
+    def onCheckpointCompleted(self, checkpoint: ckpt.results.CompletedCheckpoint) -> None:
         self.gate.wait()
 
 
@@ -150,11 +150,11 @@ def test_a_listener_that_hangs_does_not_hold_up_the_records(
         query.processAllAvailable()
         blocked = job.checkpoint_path / "chk-3"
         blocked.write_text("a file where a directory should be")
-        with pytest.raises(ckpt.CheckpointAbortedError, match="chk-3"):
+        with pytest.raises(ckpt.errors.CheckpointAbortedError, match="chk-3"):
             take()
         blocked.unlink()
         until(
-            lambda: "aborted" in set(ckpt.history(str(job.location_path))["status"]),
+            lambda: "aborted" in set(ckpt.location(str(job.location_path)).history()["status"]),
             "the history does not have the third checkpoint",
         )
         query._query.stop()

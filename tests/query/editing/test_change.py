@@ -81,7 +81,7 @@ def test_one_entry_is_changed_in_each_kind_of_state(
     tally = edit.table("op", "tally").where("k <> 'k1' or bucket = 1")
     edited = edit.put("op", "tally", tally).save(str(tmp_path / "e"))
 
-    with ckpt.open_state(edited.path) as now, ckpt.open_state(path) as before:
+    with ckpt.location(edited.path).state() as now, ckpt.location(path).state() as before:
         for state in STATES:
             tables = [each.state("op", state).to_pandas() for each in (now, before)]
             others = [each[each.k != "k1"].reset_index(drop=True) for each in tables]
@@ -104,7 +104,7 @@ def test_all_state_of_a_key_gets_another_key(checkpoint: tuple[Job, str], tmp_pa
         return pa.table({"k": pa.array(swapped, pa.string())})
 
     edited = ckpt.edit_state(path, query=job.df()).rekey("op", swap).save(str(tmp_path / "e"))
-    with ckpt.open_state(edited.path) as now, ckpt.open_state(path) as before:
+    with ckpt.location(edited.path).state() as now, ckpt.location(path).state() as before:
         for state in STATES:
             tables = [each.state("op", state).to_pandas() for each in (now, before)]
             tables[0]["k"] = tables[0].k.replace({"k0": "k1", "k1": "k0"})
@@ -126,7 +126,7 @@ def test_keys_get_another_type(checkpoint: tuple[Job, str], tmp_path: Path) -> N
     edit = ckpt.edit_state(path).rekey("op", numbered, "a long, n int", as_pandas=True)
     person = edit.table("op", "count").where("a = 2").select("a", "n")
     edited = edit.erase("op", person).save(str(tmp_path / "e"))
-    with ckpt.open_state(edited.path) as now, ckpt.open_state(path) as before:
+    with ckpt.location(edited.path).state() as now, ckpt.location(path).state() as before:
         view = now.state("op", "count")
         assert view.schema.names == ["a", "n", "value_n", "total"]
         was = before.state("op", "count").get("k3")
@@ -146,12 +146,12 @@ def test_mistakes_of_functions_are_named(checkpoint: tuple[Job, str], tmp_path: 
         (lambda rows: rows.select(["k"]), "not a table of k, n, total"),
         (lambda _: None, "NoneType, which is not a table"),
     ):
-        with pytest.raises(ckpt.ProcessorError, match=says):
+        with pytest.raises(ckpt.errors.ProcessorError, match=says):
             ckpt.edit_state(path).change("op", "count", function).save(str(tmp_path / "e"))
     same = pa.array(["k0"])
-    with pytest.raises(ckpt.ProcessorError, match="returned 1 keys for"):
+    with pytest.raises(ckpt.errors.ProcessorError, match="returned 1 keys for"):
         ckpt.edit_state(path).rekey("op", lambda _: pa.table({"k": same})).save(str(tmp_path / "e"))
-    with pytest.raises(ckpt.StateValueError, match="two values at one place"):
+    with pytest.raises(ckpt.errors.StateValueError, match="two values at one place"):
         ckpt.edit_state(path).rekey(
             "op", lambda keys: pa.table({"k": pa.array(["k0"] * len(keys))})
         ).save(str(tmp_path / "e"))
@@ -238,7 +238,7 @@ def test_rows_that_are_put_without_a_time_get_other_keys(
     edit.rekey("op", lambda keys: pa.table({"n": pa.array([7] * len(keys), pa.int64())}), "n long")
     begin = datetime.now(timezone.utc) + timedelta(milliseconds=10**11 - 1)
     edited = edit.save(str(tmp_path / "e"))
-    with ckpt.open_state(edited.path) as now:
+    with ckpt.location(edited.path).state() as now:
         for state in puts:
             (row,) = now.state("op", state).to_arrow().read_all().to_pylist()
             assert (row["n"], row["value_n"]) == (7, 1)
@@ -277,7 +277,7 @@ def test_states_keep_the_history_of_their_schemas(spark: SparkSession, tmp_path:
 
     edit = ckpt.edit_state(source, spark=spark).change(UID, "offsets", lambda rows: rows)
     edited = edit.rekey(UID, third, as_pandas=True).save(str(tmp_path / "edited"))
-    difference = ckpt.diff_state(source, edited.path)
+    difference = ckpt.location(source).diff(edited.path)
     assert difference.to_arrow(UID, "offsets").num_rows == 0
     for name, rows in (("value", 1), ("list", 2), ("map", 2)):
         table = difference.to_arrow(UID, name).to_pylist()

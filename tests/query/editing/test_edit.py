@@ -84,7 +84,7 @@ def test_an_edit_without_changes_changes_nothing(
 
     assert digests(Path(source)) == before
     assert stored(edited.path) == stored(saved.canonical)
-    assert ckpt.verify(edited.path).epoch == 1
+    assert ckpt.location(edited.path).verify().epoch == 1
     assert later(saved.job, edited.path, tmp_path) == expected_after(
         [event for epoch in range(3) for event in events_of(epoch)], 40
     )
@@ -167,7 +167,7 @@ def test_a_state_without_entries_is_an_empty_table(
             edit.put("op", name, edit.table("op", name).limit(0))
     empty = edit.save(str(tmp_path / "edited")).path
 
-    with ckpt.open_state(empty) as snapshot, ckpt.open_state(saved.canonical) as before:
+    with ckpt.location(empty).state() as snapshot, ckpt.location(saved.canonical).state() as before:
         states = snapshot.states().drop(columns="subtasks")
         assert states.equals(before.states().drop(columns="subtasks"))
         for name in names:
@@ -196,7 +196,7 @@ def test_rows_that_are_put_after_an_erasure_stay(
     found = [tuple(row) for row in edit.table("op", "count").select("k", "n", "total").collect()]
     assert found == [("k0", 7, 70)]
     edited = edit.save(str(tmp_path / "edited"))
-    with ckpt.open_state(edited.path) as snapshot:
+    with ckpt.location(edited.path).state() as snapshot:
         [row] = snapshot.state("op", "count").to_arrow().read_all().to_pylist()
     assert (row["k"], row["n"], row["total"]) == ("k0", 7, 70)
 
@@ -205,7 +205,7 @@ def test_a_dropped_state_starts_empty(saved: Saved, tmp_path: Path) -> None:
     edited = ckpt.edit_state(saved.canonical).drop_state("op", "recent").save(str(tmp_path / "e"))
     was = stored(saved.canonical)
     assert stored(edited.path) == {key: value for key, value in was.items() if key[2] != 1}
-    plan = ckpt.plan_restore(edited.path, saved.job.df())
+    plan = ckpt.location(edited.path).plan(saved.job.df())
     assert {row.state: row.outcome for row in plan.states}["recent"] == "new"
     rows = later(saved.job, edited.path, tmp_path)
     assert {row[1] for row in rows} == {
@@ -215,19 +215,19 @@ def test_a_dropped_state_starts_empty(saved: Saved, tmp_path: Path) -> None:
 
 def test_a_dropped_operator_is_gone(saved: Saved, tmp_path: Path) -> None:
     edit = ckpt.edit_state(saved.canonical).drop_operator("op")
-    with pytest.raises(ckpt.PlanError, match="no operator"):
+    with pytest.raises(ckpt.errors.PlanError, match="no operator"):
         edit.save(str(tmp_path / "edited"))
 
 
 def test_lineage_shows_the_source(saved: Saved, tmp_path: Path) -> None:
     edited = ckpt.edit_state(saved.canonical).save(str(saved.job.base / "lineage"))
-    rows = ckpt.lineage(str(saved.job.base)).drop_duplicates("path").set_index("path")
+    rows = ckpt.location(str(saved.job.base)).lineage().drop_duplicates("path").set_index("path")
     assert rows.loc[edited.path, "parent"] == saved.canonical
     assert rows.loc[edited.path, "generation"] == rows.loc[saved.canonical, "generation"] + 1
 
 
 def test_damaged_and_hostile_sources_are_refused(saved: Saved, tmp_path: Path) -> None:
-    with pytest.raises(ckpt.CheckpointNotFoundError):
+    with pytest.raises(ckpt.errors.CheckpointNotFoundError):
         ckpt.edit_state(str(tmp_path))
     for name in ("_metadata", "state"):
         copy = tmp_path / name
@@ -236,7 +236,7 @@ def test_damaged_and_hostile_sources_are_refused(saved: Saved, tmp_path: Path) -
         if name == "state":
             victim = files_below(Path(edited.path) / "shared")[0]
         flip_bit(victim)
-        with pytest.raises(ckpt.CorruptFileError) as caught:
+        with pytest.raises(ckpt.errors.CorruptFileError) as caught:
             ckpt.edit_state(edited.path).save(str(tmp_path / "out"))
         print(gist(caught.value))
         assert not files_below(tmp_path / "out")
@@ -253,7 +253,7 @@ def test_a_checkpoint_that_retention_removes_meanwhile_is_named(
         edit.drop_state("op", "recent")
     for name in (source.name, "shared", "taskowned"):
         shutil.rmtree(tmp_path / "all" / name, ignore_errors=True)
-    with pytest.raises(ckpt.CheckpointNotFoundError, match=source.name):
+    with pytest.raises(ckpt.errors.CheckpointNotFoundError, match=source.name):
         edit.save(str(tmp_path / "out"))
     assert not files_below(tmp_path / "out")
 

@@ -63,9 +63,9 @@ def check_edits(job: Job, directory: str, base: Path) -> None:
     fork.run(edited.path)
     assert fork.result() == expected_after(EVERYTHING, 40)
     person = job.spark.createDataFrame([("k1",)], "k string")
-    (erasure,) = ckpt.erase_keys(f"{directory}/edited", {"op": person})
+    (erasure,) = ckpt.location(f"{directory}/edited").erase_keys({"op": person})
     assert erasure.mentions == 0
-    with ckpt.open_state(erasure.savepoint.path) as snapshot:
+    with ckpt.location(erasure.savepoint.path).state() as snapshot:
         assert snapshot.state("op", "count").get("k1") is None
         assert snapshot.state("op", "count").get("k2") is not None
 
@@ -85,7 +85,7 @@ def test_a_first_savepoint_on_s3(s3_job: Job, s3_url: str) -> None:
     history = events_of(0) + events_of(1)
     edit = Tables(history).put(ckpt.edit_state(query=s3_job.df()), s3_job.spark)
     first = edit.save(f"{s3_url}/first")
-    assert ckpt.verify(first.path)
+    assert ckpt.location(first.path).verify()
     s3_job.feed.add(events_of(2))
     s3_job.run(first.path)
     assert s3_job.result() == expected_after(EVERYTHING, 40)
@@ -95,6 +95,6 @@ def test_a_first_savepoint_on_s3(s3_job: Job, s3_url: str) -> None:
 def test_a_failed_edit_leaves_nothing_on_s3(s3_job: Job, s3_url: str) -> None:
     rows = s3_job.spark.createDataFrame([("a", 1, 1), ("a", 2, 2)], "k string, n long, total long")
     edit = ckpt.edit_state(query=s3_job.df()).put("op", "count", rows)
-    with pytest.raises(ckpt.StateValueError, match="two values at one place"):
+    with pytest.raises(ckpt.errors.StateValueError, match="two values at one place"):
         edit.save(f"{s3_url}/first")
     assert not digests_at(f"{s3_url}/first")

@@ -124,7 +124,7 @@ def later(job: Job, savepoint: str, base: Path) -> list[Any]:
 @pytest.mark.wide
 def test_the_input_has_timers_and_expired_entries(saved: Saved) -> None:
     """What the other tests compare is not empty."""
-    with ckpt.open_state(saved.sources["CANONICAL"]) as snapshot:
+    with ckpt.location(saved.sources["CANONICAL"]).state() as snapshot:
         assert snapshot.timers("timed").to_pandas().k.nunique() >= 3
         assert snapshot.state("timed", "last").to_pandas().expires_at.notna().all()
     emitted = str(saved.rows)

@@ -115,7 +115,7 @@ def test_each_is_replaced_and_nothing_else(saved: tuple[Job, str], tmp_path: Pat
     edited = edit.save(str(tmp_path / "edited")).path
 
     assert digests(Path(path)) == before
-    with ckpt.open_state(edited) as snapshot:
+    with ckpt.location(edited).state() as snapshot:
         assert sorted(map(tuple, snapshot.state("op", "rules").to_pandas().values))[0] == rules[0]
         found = snapshot.state("op", "seen").to_pandas().sort_values(["subtask", "position"])
         assert found.v.tolist() == [7, 10, 11, 12]
@@ -149,7 +149,7 @@ def test_changed_by_functions_and_dropped(saved: tuple[Job, str], tmp_path: Path
     edit.set_raw("op", edit.raw("op").where("subtask = 0"))
     edited = edit.save(str(tmp_path / "two")).path
 
-    with ckpt.open_state(edited) as now, ckpt.open_state(path) as before:
+    with ckpt.location(edited).state() as now, ckpt.location(path).state() as before:
         tables = [each.state("op", "seen").to_pandas() for each in (before, now)]
         assert sorted(tables[0].v + 100) == sorted(tables[1].v)
         assert now.state("op", "rules").to_arrow().read_all().to_pylist() == [
@@ -177,9 +177,11 @@ def test_what_does_not_fit_is_refused(saved: tuple[Job, str], tmp_path: Path) ->
     ):
         edit = ckpt.edit_state(path)
         edit = edit.set_raw("op", rows) if state is None else edit.put("op", state, rows)
-        with pytest.raises(ckpt.StateValueError, match=says):
+        with pytest.raises(ckpt.errors.StateValueError, match=says):
             edit.save(str(tmp_path / "edited"))
-    with pytest.raises(ckpt.PlanError, match="its table has subtask int, position bigint, v bigi"):
+    with pytest.raises(
+        ckpt.errors.PlanError, match="its table has subtask int, position bigint, v bigi"
+    ):
         ckpt.edit_state(path).put("op", "seen", frame([(1,)], "v int"))
     assert not files_below(tmp_path / "edited")
 
@@ -281,7 +283,7 @@ def test_broadcast_state_of_some_subtasks_stays_theirs(spark: SparkSession, tmp_
         edit.put("op", "count", counts)
         edit.put("op", "rules", spark.createDataFrame([("a", 3)], "name string, factor long"))
         first = edit.save(savepoints).path
-        with ckpt.open_state(first) as snapshot:
+        with ckpt.location(first).state() as snapshot:
             view = snapshot.state("op", "count")
             of_subtask = [view.to_arrow(subtask=n).read_all()["k"].to_pylist() for n in range(2)]
         job.feed.add([(of_subtask[1][0], 1)])
@@ -301,7 +303,7 @@ def test_broadcast_state_of_some_subtasks_stays_theirs(spark: SparkSession, tmp_
         assert [len(rules) for rules in rules_of(path).values()] == [1, 0]
         shown = []
         for number, each in enumerate((path, edited)):
-            with ckpt.open_state(each) as snapshot:
+            with ckpt.location(each).state() as snapshot:
                 states = snapshot.states().set_index("state")
                 rows = snapshot.state("op", "rules").to_arrow().read_all().to_pylist()
             with session_conf(spark, {"spark.sql.shuffle.partitions": "1"}):
@@ -328,7 +330,7 @@ def test_broadcast_state_of_the_only_subtask_that_had_rows(
     with session_conf(spark, {"spark.sql.shuffle.partitions": str(PARALLELISM)}):
         counts = spark.createDataFrame([(k, 1) for k, _ in KEYS], "k string, n long")
         edit = ckpt.edit_state(query=job.df()).put("op", "count", counts)
-        with ckpt.open_state(edit.save(savepoints).path) as snapshot:
+        with ckpt.location(edit.save(savepoints).path).state() as snapshot:
             view = snapshot.state("op", "count").to_arrow(subtask=PARALLELISM - 1)
             key = view.read_all()["k"].to_pylist()[0]
         job.feed.add([(key, 1)])
@@ -338,7 +340,7 @@ def test_broadcast_state_of_the_only_subtask_that_had_rows(
     assert [len(rules) for rules in rules_of(saved).values()] == [1]
     edited = ckpt.edit_state(saved).change("op", "count", lambda rows: rows).save(savepoints).path
     for path in (saved, edited):
-        with ckpt.open_state(path) as snapshot:
+        with ckpt.location(path).state() as snapshot:
             rules = snapshot.state("op", "rules").to_arrow().read_all().to_pylist()
         assert rules == [{"name": "a", "factor": 3}]
     assert ckpt.edit_state(edited).table("op", "rules").count() == 1

@@ -21,9 +21,9 @@ from tests.query.model import Count, expected_after
 EVENTS = [(name, v) for v in range(3) for name in ("ada.lovelace", "bob", "cleo")]
 
 
-def erase(directory: Path, keys: dict[str, Any]) -> list[ckpt.Erasure]:
+def erase(directory: Path, keys: dict[str, Any]) -> list[ckpt.results.Erasure]:
     """Erase keys; return what became of the savepoints that had one."""
-    erasures = ckpt.erase_keys(str(directory), keys)
+    erasures = ckpt.location(str(directory)).erase_keys(keys)
     left = {str(path.parent) for path in directory.rglob("_metadata")}
     assert {each.savepoint.path for each in erasures} == left  # no savepoint is passed over
     return [each for each in erasures if each.replaced is not None]
@@ -138,18 +138,18 @@ def test_what_others_hold_of_a_key_is_counted(spark: SparkSession, tmp_path: Pat
     beside = others(spark, name).save(str(savepoints / "of-another-query")).path
     person = {"op": rows.select("k").where("n = 1")}
 
-    erased = {each.replaced: each for each in ckpt.erase_keys(str(savepoints), person)}
+    erased = {each.replaced: each for each in ckpt.location(str(savepoints)).erase_keys(person)}
     assert erased.keys() == {None, old}
     assert erased[None].savepoint.path == beside
     assert {each.mentions for each in erased.values()} == {8}
     assert {each.too_short for each in erased.values()} == {0}
 
-    again = ckpt.erase_keys(str(savepoints), person)  # what is left is said again
+    again = ckpt.location(str(savepoints)).erase_keys(person)  # what is left is said again
     assert [(each.replaced, each.mentions) for each in again] == [(None, 8)] * 2
     of_others = spark.createDataFrame([("blue", name)], "team string, k string")
     erased = {
         each.replaced: each
-        for each in ckpt.erase_keys(str(savepoints), {"others": of_others, **person})
+        for each in ckpt.location(str(savepoints)).erase_keys({"others": of_others, **person})
     }
     assert {each.mentions for each in erased.values()} == {7}
 
@@ -160,10 +160,10 @@ def test_what_is_too_short_to_be_searched_for_is_said(spark: SparkSession, tmp_p
     rows = spark.createDataFrame([("bob", 7), ("dora", 70_000)], "k string, id long")
     edit = others(spark, "bob").add_operator("op", Count(), "k string, id long")
     edit.put("op", "count", rows.selectExpr("*", "1L n")).save(str(savepoints))
-    [erased] = ckpt.erase_keys(str(savepoints), {"op": rows.where("k = 'bob'")})
+    [erased] = ckpt.location(str(savepoints)).erase_keys({"op": rows.where("k = 'bob'")})
     assert erased.too_short == 1
     assert erased.mentions == 5  # not those in a longer text, a binary or raw state
-    [erased] = ckpt.erase_keys(str(savepoints), {"op": rows.where("k = 'dora'")})
+    [erased] = ckpt.location(str(savepoints)).erase_keys({"op": rows.where("k = 'dora'")})
     assert erased.too_short == 0
 
 
@@ -177,11 +177,11 @@ def test_nothing_is_deleted_beside_incomplete_savepoints_and_checkpoints(
     shutil.copytree(whole.path, cut_off)
     (cut_off / "_metadata").unlink()
     before = digests(tmp_path)
-    with pytest.raises(ckpt.CheckpointNotFoundError, match=cut_off.name):
-        ckpt.erase_keys(str(tmp_path / "sp"), {"op": rows.select("k")})
+    with pytest.raises(ckpt.errors.CheckpointNotFoundError, match=cut_off.name):
+        ckpt.location(str(tmp_path / "sp")).erase_keys({"op": rows.select("k")})
     (tmp_path / "sp" / "chk-3").mkdir()
-    with pytest.raises(ckpt.PlanError, match="checkpoints of a query"):
-        ckpt.erase_keys(str(tmp_path / "sp"), {"op": rows.select("k")})
+    with pytest.raises(ckpt.errors.PlanError, match="checkpoints of a query"):
+        ckpt.location(str(tmp_path / "sp")).erase_keys({"op": rows.select("k")})
     assert digests(tmp_path) == before
 
 
@@ -203,9 +203,9 @@ def test_an_interrupted_call_is_finished_by_the_next(spark: SparkSession, tmp_pa
     half = killed / Path(old.path).name
     for file in half.rglob("*.parquet"):
         file.unlink()
-    with pytest.raises(ckpt.CorruptFileError, match=half.name):
+    with pytest.raises(ckpt.errors.CorruptFileError, match=half.name):
         erase(killed, {"op": person})
-    ckpt.dispose_savepoint(str(half))
+    ckpt.location(str(half)).dispose()
     assert erase(killed, {"op": person}) == []
     assert [path.name for path in killed.iterdir()] == [Path(new.path).name]
     assert b"bob" in bytes_of(killed)
@@ -218,14 +218,16 @@ def test_what_would_erase_nothing_is_refused(spark: SparkSession, tmp_path: Path
     whole = edit.put("op", "count", rows).save(str(tmp_path / "sp"))
     person = {"op": rows.select("k")}
     for place in (whole.path, str(tmp_path / "no-such")):
-        with pytest.raises(ckpt.CheckpointNotFoundError, match="has no savepoint: give"):
-            ckpt.erase_keys(place, person)
-    with pytest.raises(ckpt.PlanError, match=r"no savepoint in .* has an operator 'po'.* 'op'"):
-        ckpt.erase_keys(str(tmp_path / "sp"), {"po": rows.select("k"), **person})
+        with pytest.raises(ckpt.errors.CheckpointNotFoundError, match="has no savepoint: give"):
+            ckpt.location(place).erase_keys(person)
+    with pytest.raises(
+        ckpt.errors.PlanError, match=r"no savepoint in .* has an operator 'po'.* 'op'"
+    ):
+        ckpt.location(str(tmp_path / "sp")).erase_keys({"po": rows.select("k"), **person})
     location = tmp_path / "location" / "pyspark_ckpt"
     (location / "chk-4").mkdir(parents=True)
-    with pytest.raises(ckpt.PlanError, match="checkpoints of a query"):
-        ckpt.erase_keys(str(tmp_path / "location"), person)
+    with pytest.raises(ckpt.errors.PlanError, match="checkpoints of a query"):
+        ckpt.location(str(tmp_path / "location")).erase_keys(person)
     assert b"ada" in bytes_of(tmp_path / "sp")
 
 
@@ -261,8 +263,8 @@ def test_savepoints_are_found_whatever_their_names_and_places(
     assert len(erased) == 5
     assert b"ada.lovelace" not in bytes_of(sp)
     edit.save(str(sp.joinpath(*"abcdefghijkl")))
-    with pytest.raises(ckpt.PlanError, match="more than 10 levels"):
-        ckpt.erase_keys(str(sp), {"op": rows.select("k")})
+    with pytest.raises(ckpt.errors.PlanError, match="more than 10 levels"):
+        ckpt.location(str(sp)).erase_keys({"op": rows.select("k")})
 
 
 def test_what_others_have_put_into_a_savepoint_is_said(spark: SparkSession, tmp_path: Path) -> None:
@@ -274,9 +276,9 @@ def test_what_others_have_put_into_a_savepoint_is_said(spark: SparkSession, tmp_
     (old / "shared" / "of-a-late-task").write_text("ada.lovelace")
     left = ("shared/of-a-late-task", "export.csv")
     nobody = rows.select("k").where("k = 'bob'")
-    [kept] = ckpt.erase_keys(str(tmp_path / "sp"), {"op": nobody})
+    [kept] = ckpt.location(str(tmp_path / "sp")).erase_keys({"op": nobody})
     assert (kept.replaced, kept.left) == (None, left)
-    [erased] = ckpt.erase_keys(str(tmp_path / "sp"), {"op": rows.select("k")})
+    [erased] = ckpt.location(str(tmp_path / "sp")).erase_keys({"op": rows.select("k")})
     assert (erased.replaced, erased.left) == (str(old), left)
 
 
@@ -292,16 +294,16 @@ def test_what_could_not_be_disposed_of_is_refused_before_anything_is_written(
     link.symlink_to(saved)
     person = {"op": rows.select("k")}
     before = digests(tmp_path)
-    with pytest.raises(ckpt.PlanError, match="latest is a link"):
-        ckpt.erase_keys(str(sp), person)
+    with pytest.raises(ckpt.errors.PlanError, match="latest is a link"):
+        ckpt.location(str(sp)).erase_keys(person)
     link.unlink()
-    with pytest.raises(ckpt.PlanError, match=f"has {nested.name} inside: move"):
-        ckpt.erase_keys(str(sp), person)
+    with pytest.raises(ckpt.errors.PlanError, match=f"has {nested.name} inside: move"):
+        ckpt.location(str(sp)).erase_keys(person)
     assert {path for path in digests(tmp_path) if "latest" not in path} == {
         path for path in before if "latest" not in path
     }
     shutil.rmtree(nested)
-    [erased] = ckpt.erase_keys(str(sp), person)
+    [erased] = ckpt.location(str(sp)).erase_keys(person)
     assert erased.replaced == str(saved)
     assert b"ada.lovelace" not in bytes_of(sp)
 
@@ -320,8 +322,10 @@ def test_a_renamed_checkpoint_is_refused(job: Job, tmp_path: Path, spark: SparkS
             shutil.rmtree(each)
     before = digests(tmp_path / "sp")
     person = spark.createDataFrame([("bob",)], "k string")
-    with pytest.raises(ckpt.CheckpointNotFoundError, match="keep holds a checkpoint, not a save"):
-        ckpt.erase_keys(str(tmp_path / "sp"), {"op": person})
+    with pytest.raises(
+        ckpt.errors.CheckpointNotFoundError, match="keep holds a checkpoint, not a save"
+    ):
+        ckpt.location(str(tmp_path / "sp")).erase_keys({"op": person})
     assert digests(tmp_path / "sp") == before
 
 
@@ -385,15 +389,15 @@ def test_savepoints_from_before_and_after_a_rekey(spark: SparkSession, tmp_path:
         ([names, ids], r"has keys of \(k bigint\); and no such keys are given"),
         ([names, ids, numbers, rows], r"the columns k, n, and .* keys of \(.*\) or \(.*\) or"),
     ):
-        with pytest.raises(ckpt.PlanError, match=says):
-            ckpt.erase_keys(str(savepoints), {"op": given})
+        with pytest.raises(ckpt.errors.PlanError, match=says):
+            ckpt.location(str(savepoints)).erase_keys({"op": given})
     assert digests(savepoints) == before
 
     erased = erase(savepoints, {"op": [names, ids, numbers]})
     assert len(erased) == 3
     assert {each.mentions for each in erased} == {0}
     left = {
-        str(ckpt.open_state(each.savepoint.path).state("op", "count").to_pandas().iloc[0, 0])
+        str(ckpt.location(each.savepoint.path).state().state("op", "count").to_pandas().iloc[0, 0])
         for each in erased
     }
     assert left == {"user 70002", "70002"}

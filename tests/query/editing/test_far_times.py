@@ -63,12 +63,12 @@ def test_far_times_are_shown_as_the_first_or_last_one_and_stay_far(
     edit.put("op", "seen", edit.table("op", "seen")).change("op", "many", lambda rows: rows)
     edited = edit.save(str(tmp_path / "e")).path
     for state in ("seen", "many"):
-        with ckpt.open_state(edited) as now, ckpt.open_state(savepoint) as before:
+        with ckpt.location(edited).state() as now, ckpt.location(savepoint).state() as before:
             tables = [each.state("op", state).to_arrow().read_all() for each in (now, before)]
         assert tables[0].drop_columns(["expires_at"]) == tables[1].drop_columns(["expires_at"])
         beyond = [each.cast("int64").to_pylist() for each in tables[0]["expires_at"].chunks]
         assert all(time_ms > FOR_EVER // 1000 for chunk in beyond for time_ms in chunk)
-    with ckpt.open_state(edited) as now:
+    with ckpt.location(edited).state() as now:
         fires = now.timers("op").to_arrow().read_all()["fires_at"].cast("int64").to_pylist()
     assert fires == [FIRST, 4_000_000_000_000, FOR_EVER]
 

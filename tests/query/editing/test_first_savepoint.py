@@ -88,7 +88,7 @@ def test_continues_as_if_it_had_seen_the_history(
     first = edit.save(str(tmp_path / "first"))
     job.feed.add(events_of(3), events_of(4))
 
-    assert ckpt.plan_restore(first.path, job.df()).errors == ()
+    assert ckpt.location(first.path).plan(job.df()).errors == ()
     job.run(first.path)
 
     everything = [*history, *events_of(3), *events_of(4)]
@@ -134,7 +134,7 @@ def test_each_operator_has_an_id_of_its_own(spark: SparkSession, tmp_path: Path)
     one = first.save(str(tmp_path / "savepoints")).path
     both = counted(counted(events, "first").select("k", F.lit(1).alias("v")), "new")
     edit = ckpt.edit_state(one, query=both).put("new", "count", rows)
-    found = ckpt.open_state(edit.save(str(tmp_path / "savepoints")).path)
+    found = ckpt.location(edit.save(str(tmp_path / "savepoints")).path).state()
     assert [found.state(uid, "count").to_pandas()["n"].tolist() for uid in ("first", "new")] == [
         [1],
         [1],
@@ -170,7 +170,7 @@ def test_an_operator_that_is_added_beside_one_of_spark_has_an_id_of_its_own(
     rows = spark.createDataFrame([("a", 1, 1)], "k string, n long, total long")
     edit = ckpt.edit_state(beside_spark[1]).add_operator("new", Reveal(), "k string")
     path = edit.put("new", "count", rows).save(str(tmp_path / "savepoints")).path
-    with ckpt.open_state(path) as found:
+    with ckpt.location(path).state() as found:
         assert found.state("new", "count").to_pandas()["n"].tolist() == [1]
 
 
@@ -196,8 +196,8 @@ def test_operators_have_the_ids_of_the_query(
     query = writer.format("noop").start()
     try:
         query.processAllAvailable()
-        assert query.state("new", "count").get("k0").value["n"] == 7
-        assert query.state("new", "count").get("fresh").value["n"] == 1
+        assert query.state("new", "count").get("k0")["n"] == 7
+        assert query.state("new", "count").get("fresh")["n"] == 1
         keys = {k for k, _ in events_of(0)} | {"fresh"}
         assert {*query.state("old", "count").to_pandas()["k"]} == keys
     finally:
@@ -218,7 +218,7 @@ def test_another_query_than_the_stored_one_is_refused(
         (counted(other, "old"), saved, "its offset is of"),
         (counted(deduplicated(stream), "first"), None, "operators dedupe"),
     ):
-        with pytest.raises(ckpt.RestoreError, match=says):
+        with pytest.raises(ckpt.errors.RestoreError, match=says):
             ckpt.edit_state(source, query=plan).save(str(tmp_path / "savepoints"))
     assert not files_below(tmp_path / "savepoints")
 
@@ -226,7 +226,9 @@ def test_another_query_than_the_stored_one_is_refused(
 def test_two_rows_of_one_key_are_refused(spark: SparkSession, tmp_path: Path) -> None:
     rows = spark.createDataFrame([("a", 1, 1), ("a", 2, 2)], "k string, n long, total long")
     edit = ckpt.edit_state(spark=spark).add_operator("op", Reveal(), "k string")
-    with pytest.raises(ckpt.StateValueError, match="'count' would get two values at one place"):
+    with pytest.raises(
+        ckpt.errors.StateValueError, match="'count' would get two values at one place"
+    ):
         edit.put("op", "count", rows).save(str(tmp_path / "first"))
     assert not files_below(tmp_path / "first")
 
@@ -242,7 +244,9 @@ class Needed(Count):
 def test_a_null_is_refused_where_the_schema_has_none(spark: SparkSession, tmp_path: Path) -> None:
     rows = spark.createDataFrame([("a", 1), ("b", None)], "k string, n long")
     edit = ckpt.edit_state(spark=spark).add_operator("op", Needed(), "k string")
-    with pytest.raises(ckpt.StateValueError, match="'count': a row has a null in column 'n'"):
+    with pytest.raises(
+        ckpt.errors.StateValueError, match="'count': a row has a null in column 'n'"
+    ):
         edit.put("op", "count", rows).save(str(tmp_path / "first"))
     assert not files_below(tmp_path / "first")
 
@@ -261,13 +265,13 @@ def test_what_does_not_fit_is_refused_by_name(spark: SparkSession, tmp_path: Pat
         (lambda: edit.add_operator("op", Reveal(), "k string"), "there already"),
         (lambda: edit.add_operator("map", Reveal(), "k map<int,int>"), "cannot be"),
     ):
-        with pytest.raises(ckpt.PlanError, match=re.escape(says)):
+        with pytest.raises(ckpt.errors.PlanError, match=re.escape(says)):
             call()
 
 
 def test_is_checked_against_the_query(spark: SparkSession, tmp_path: Path) -> None:
     job = Job(spark, tmp_path, Feed(tmp_path / "in"))
     edit = ckpt.edit_state(query=job.df()).add_operator("other", Count(), "k string")
-    with pytest.raises(ckpt.RestoreError, match="holds state of"):
+    with pytest.raises(ckpt.errors.RestoreError, match="holds state of"):
         edit.save(str(tmp_path / "first"))
     assert not files_below(tmp_path / "first")

@@ -102,7 +102,7 @@ def told(call: Callable[[], Any]) -> str:
             found = f"returned {call()}"[:300]
     except Exception as exc:
         found = f"{type(exc).__name__}: {exc}"
-        if not isinstance(exc, (ckpt.CkptError, StreamingQueryException)):
+        if not isinstance(exc, (ckpt.errors.CkptError, StreamingQueryException)):
             found = f"BARE {found}"
         if BARE.search(str(exc)) or not str(exc):
             found = f"BARE {found}"
@@ -116,7 +116,7 @@ def story(query: ckpt.CheckpointedQuery) -> dict[str, Any]:
     failure = query.exception()
     try:
         awaited: object = query.awaitTermination()
-    except ckpt.SessionEndedError as exc:
+    except ckpt.errors.SessionEndedError as exc:
         awaited = exc is failure
     last = RecordedRuns(query._coordinator.files.storage).starts_and_ends()[-1]
     return {
@@ -169,7 +169,7 @@ class Phases:
             "query": {name: told(lambda n=name: OF_QUERY[n](query, job.base)) for name in OF_QUERY},
             "state": {name: told(lambda n=name: OF_STATE[n](state)) for name in OF_STATE},
             "missing": sorted({*public(ckpt.CheckpointedQuery)} ^ {*OF_QUERY}),
-            "missing of state": sorted({*public(ckpt.LiveState)} ^ {*OF_STATE}),
+            "missing of state": sorted({*public(ckpt.results.LiveState)} ^ {*OF_STATE}),
         }
         until(lambda: not own_threads(), f"threads stay: {own_threads()}")
         found["savepoints"] = sorted(map(str, job.base.glob("savepoints/*")))
@@ -188,7 +188,7 @@ class Phases:
             job.spark.stop()
             job = self.again(job)
         former = told(lambda: queries[0].rescale(3)), told(queries[0].triggerCheckpoint)
-        rolled_back = ckpt.rollback(str(job.location_path), "chk-1").to
+        rolled_back = ckpt.location(str(job.location_path)).rollback("chk-1").to
         found = {
             "epochs": epochs,
             "rows": sequences(job.result()),

@@ -135,7 +135,7 @@ def test_nothing_is_left_once_no_session_is_enabled(spark: SparkSession) -> None
 
 def test_a_second_operator_needs_a_uid(enabled: SparkSession, feed: Feed, tmp_path: Path) -> None:
     feed.add([("a", 1), ("a", 2)])
-    with pytest.raises(ckpt.PlanError, match="2 operators"):
+    with pytest.raises(ckpt.errors.PlanError, match="2 operators"):
         started(
             feed.stream(enabled).groupBy("k").transformWithState(Count(), OUTPUT, "Append", "None"),
             tmp_path,
@@ -160,7 +160,7 @@ def test_a_location_of_pysparks_operator_is_refused_with_the_ways_out(
         ckpt.enable(spark)
         try:
             with pytest.raises(
-                ckpt.IncompatibleStateError, match=r"(?s)PySpark.*import_checkpoint"
+                ckpt.errors.IncompatibleStateError, match=r"(?s)PySpark.*import_checkpoint"
             ):
                 started(feed.stream(spark), tmp_path)
         finally:
@@ -210,9 +210,9 @@ def test_a_method_that_something_else_replaced_stays(
 
 
 def test_something_else_than_a_session_is_refused() -> None:
-    with pytest.raises(ckpt.ConfigurationError, match="enable got str"):
+    with pytest.raises(ckpt.errors.ConfigurationError, match="enable got str"):
         ckpt.enable("spark")  # type: ignore[arg-type]
-    with pytest.raises(ckpt.ConfigurationError, match="enable got type"):
+    with pytest.raises(ckpt.errors.ConfigurationError, match="enable got type"):
         ckpt.enable(SparkSession)  # type: ignore[arg-type]
-    with pytest.raises(ckpt.ConfigurationError, match="disable got NoneType"):
+    with pytest.raises(ckpt.errors.ConfigurationError, match="disable got NoneType"):
         ckpt.disable(None)  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ def test_sessions_that_have_a_name_in_common_do_not_get_each_others_query(job: J
     job.feed.add([("a", 1)])
     here = job.but(location="here", out="here_out")
     there = job.but(location="there", out="there_out", spark=job.spark.newSession())
-    with pytest.raises(ckpt.ConfigurationError, match="no query 'counted'"):
+    with pytest.raises(ckpt.errors.ConfigurationError, match="no query 'counted'"):
         ckpt.attach(job.spark, "counted")
     one = here.writer().queryName("counted").start()
     assert ckpt.attach(there.spark, "counted") is one
@@ -21,7 +21,7 @@ def test_sessions_that_have_a_name_in_common_do_not_get_each_others_query(job: J
         assert ckpt.attach(here.spark, "counted") is one
         assert ckpt.attach(there.spark, "counted") is other
         third = job.spark.newSession()
-        with pytest.raises(ckpt.ConfigurationError, match="2 running queries") as found:
+        with pytest.raises(ckpt.errors.ConfigurationError, match="2 running queries") as found:
             ckpt.attach(third, "counted")
         assert one.id in str(found.value)
         assert other.id in str(found.value)

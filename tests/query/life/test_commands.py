@@ -119,7 +119,7 @@ def test_rollback_puts_a_location_back(job: Job, feed: Feed) -> None:
     often.run()
     feed.add([("a", 2)])
     often.run()
-    newest = [row.epoch for row in ckpt.history(str(job.location_path)).itertuples()]
+    newest = [row.epoch for row in ckpt.location(str(job.location_path)).history().itertuples()]
     assert newest == [0, 1]
     code, printed = command("rollback", str(job.location_path), "chk-1")
     assert (code, printed["to"]) == (0, "chk-1")

@@ -90,7 +90,7 @@ def shown(
     failing.processAllAvailable()
     failing.triggerCheckpoint()
     job.feed.add([("bad", 1)])
-    with pytest.raises(ckpt.ProcessorError):
+    with pytest.raises(ckpt.errors.ProcessorError):
         failing.awaitTermination()
     screenshots = os.environ.get("CONSOLE_SCREENSHOTS")
     return Shown(base / "all", savepoint.path, Path(screenshots) if screenshots else None)
@@ -186,7 +186,7 @@ def test_a_checkpoint_has_a_row_per_subtask_and_says_who_needs_a_file(shown: Sho
     page = checkpoint_page(place, newest)
     assert isinstance(page, SnapshotPage)
     (table,) = page.operators
-    subtasks = ckpt.subtask_history(place.path)
+    subtasks = ckpt.location(place.path).subtask_history()
     subtasks = subtasks[subtasks.checkpoint_id == newest]
     assert [row.numbers[0] for row in table.rows] == subtasks.size_bytes.tolist()
     largest = subtasks.size_bytes.max()
@@ -211,10 +211,10 @@ def test_states_are_sampled_and_one_keys_entries_are_read(shown: Shown) -> None:
     assert tally.is_whole
     assert tally.heaviest[0].text == ("ada",)
     older = timeline_of(place).retained[-1].number
-    with ckpt.open_state(place.checkpoints.url_of(f"chk-{older}")) as snapshot:
+    with ckpt.location(place.checkpoints.url_of(f"chk-{older}")).state() as snapshot:
         before = snapshot.state("op", "tally").to_pandas()
     assert tally.heaviest[0].rows_before == (before["k"] == "ada").sum()
-    with ckpt.open_state(place.path) as snapshot:
+    with ckpt.location(place.path).state() as snapshot:
         rows = snapshot.state("op", "count").to_pandas()
         assert samples["count"] is not None
         assert samples["count"].rows == len(rows)

@@ -104,7 +104,7 @@ def town(
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("LOGNAME", user)
             failing = fork.writer(snapshot).queryName("trial").start()
-            with pytest.raises(ckpt.ProcessorError):
+            with pytest.raises(ckpt.errors.ProcessorError):
                 failing.awaitTermination()
 
     skewed = job("clicks")
@@ -113,7 +113,7 @@ def town(
     clicks.processAllAvailable()
     clicks.triggerCheckpoint()
     clicks.stop()
-    sizes = ckpt.subtask_history(str(skewed.location_path))
+    sizes = ckpt.location(str(skewed.location_path)).subtask_history()
     largest = int(sizes.loc[sizes["size_bytes"].idxmax()]["subtask"])
 
     leaked = "shared/source-0-0-0123456789abcdef.log"

@@ -32,18 +32,20 @@ def test_a_processor_that_raises_is_a_processor_error(job: Job) -> None:
     job = job.but(processor=Failing, output="k string, n long")
     job.feed.add([("fail", 1)])
     query = job.start()
-    with pytest.raises(ckpt.ProcessorError, match=r"key \('fail',\)") as failed:
+    with pytest.raises(ckpt.errors.ProcessorError, match=r"key \('fail',\)") as failed:
         query.awaitTermination()
-    with pytest.raises(ckpt.ProcessorError, match="forged") as again:
+    with pytest.raises(ckpt.errors.ProcessorError, match="forged") as again:
         query.processAllAvailable()
     for error in (failed.value, again.value, query.exception()):
         assert isinstance(error, StreamingQueryException)
-        assert isinstance(error, ckpt.ProcessorError)
-        assert not isinstance(error, ckpt.FencedError)
+        assert isinstance(error, ckpt.errors.ProcessorError)
+        assert not isinstance(error, ckpt.errors.FencedError)
         assert "__ckpt_" not in str(error)
-    with pytest.raises(ckpt.CheckpointAbortedError, match=r"has failed.*ProcessorError") as refused:
+    with pytest.raises(
+        ckpt.errors.CheckpointAbortedError, match=r"has failed.*ProcessorError"
+    ) as refused:
         query.triggerSavepoint(str(job.base / "savepoints"))
-    assert refused.value.reason is ckpt.AbortReason.QUERY_ENDED
+    assert refused.value.reason is ckpt.results.AbortReason.QUERY_ENDED
     assert "try again" not in str(refused.value)
     query.stop()
 
@@ -77,11 +79,11 @@ def test_a_drain_that_fails_raises_in_all_waiting_callers(job: Job) -> None:
 
     waiting = threading.Thread(target=wait)
     waiting.start()
-    with pytest.raises(ckpt.ProcessorError, match="jammed"):
+    with pytest.raises(ckpt.errors.ProcessorError, match="jammed"):
         query.stopWithSavepoint(drain=True)
     waiting.join()
     (failure,) = waited
-    assert isinstance(failure, ckpt.FailedCheckpointsError)
+    assert isinstance(failure, ckpt.errors.FailedCheckpointsError)
     for part in ("savepoint was not made", "jammed", "handleExpiredTimer"):
         assert part in str(failure)
     assert query.exception() is failure

@@ -148,14 +148,17 @@ def test_a_straggler_fails_by_name_and_writes_nothing(job: Job) -> None:
 @pytest.mark.wide
 def test_the_id_of_an_epoch(job: Job) -> None:
     """The id is equal if an epoch is repeated, differs after a rollback, and exists only there."""
-    ids: list[ckpt.EpochId] = []
+    ids: list[ckpt.results.EpochId] = []
     fails = [True]
 
     def sink(df: DataFrame, epoch: int) -> None:
         df.count()
         ids.append(ckpt.current_epoch())
         assert ids[-1].number == epoch
-        with ThreadPoolExecutor(1) as pool, pytest.raises(ckpt.UnknownEpochError, match="pass"):
+        with (
+            ThreadPoolExecutor(1) as pool,
+            pytest.raises(ckpt.errors.UnknownEpochError, match="pass"),
+        ):
             pool.submit(ckpt.current_epoch).result()
         if epoch == 1 and fails.pop():
             raise ConnectionError("cut off")
@@ -171,18 +174,18 @@ def test_the_id_of_an_epoch(job: Job) -> None:
     first = max(completed(query), key=lambda row: row.checkpoint_id)
     job.feed.add(events_of(2))
     run(job, sink)
-    rolled = ckpt.rollback(str(job.location_path), f"chk-{first.checkpoint_id}")
+    rolled = ckpt.location(str(job.location_path)).rollback(f"chk-{first.checkpoint_id}")
     again = run(job, sink)
     before, after = ids[-2:]
     assert before.number == after.number == 2
     assert before.query_id == query.id
     assert after.query_id == again.id != query.id
-    assert after.rolled_back == (ckpt.RolledBack(query.id, 1),)
-    ckpt.rollback(str(job.location_path), Path(rolled.kept).name)
+    assert after.rolled_back == (ckpt.results.RolledBack(query.id, 1),)
+    ckpt.location(str(job.location_path)).rollback(Path(rolled.kept).name)
     job.feed.add(events_of(3))
     run(job, sink)
-    assert ids[-1] == ckpt.EpochId(query.id, 3, (ckpt.RolledBack(again.id, -1),))
-    with pytest.raises(ckpt.UnknownEpochError, match="outside of a foreachBatch"):
+    assert ids[-1] == ckpt.results.EpochId(query.id, 3, (ckpt.results.RolledBack(again.id, -1),))
+    with pytest.raises(ckpt.errors.UnknownEpochError, match="outside of a foreachBatch"):
         ckpt.current_epoch()
 
 
@@ -239,7 +242,7 @@ def test_an_epoch_whose_state_is_not_computed_is_not_committed(
     query = start()
     query.processAllAvailable()
     job.feed.add(events_of(1))
-    with pytest.raises(ckpt.ConfigurationError, match="no action over all rows"):
+    with pytest.raises(ckpt.errors.ConfigurationError, match="no action over all rows"):
         query.awaitTermination(120)
     assert {path.name for path in (job.location_path / "commits").glob("[0-9]")} == {"0"}
     is_mended = True

@@ -208,7 +208,9 @@ def test_without_reporters_nothing_is_measured(job: Job) -> None:
 
 def test_unknown_reporters_are_refused(job: Job) -> None:
     job.feed.add([("a", 1)])
-    with pytest.raises(ckpt.ConfigurationError, match=r"one or more of prometheus, opentelemetry"):
+    with pytest.raises(
+        ckpt.errors.ConfigurationError, match=r"one or more of prometheus, opentelemetry"
+    ):
         counting(job).using({REPORTERS: "statsd"}).start()
 
 
@@ -218,7 +220,7 @@ def test_records_of_a_checkpoint_have_its_ids(job: Job, caplog: pytest.LogCaptur
     seen = []
 
     class Listener(ckpt.CheckpointListener):
-        def onCheckpointCompleted(self, checkpoint: ckpt.CompletedCheckpoint) -> None:
+        def onCheckpointCompleted(self, checkpoint: ckpt.results.CompletedCheckpoint) -> None:
             library_logger("pyspark_ckpt.test").warning("listened")
             seen.append(checkpoint)
 

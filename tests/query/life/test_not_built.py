@@ -36,9 +36,9 @@ def transform(job: Job, **arguments: Any) -> DataFrame:
 def test_columns_of_types_that_are_not_built(job: Job) -> None:
     """Calendar intervals are unsupported in input and output; the message names the columns."""
     df = job.feed.stream(job.spark).withColumn("nested", F.expr("array(make_interval(1))"))
-    with refused(ckpt.NotBuiltYetError, "nested", "interval", unchanged=job.base):
+    with refused(ckpt.errors.NotBuiltYetError, "nested", "interval", unchanged=job.base):
         ckpt.key_by(df, "k")
-    with refused(ckpt.NotBuiltYetError, "nested", "interval", unchanged=job.base):
+    with refused(ckpt.errors.NotBuiltYetError, "nested", "interval", unchanged=job.base):
         job.but(output="nested array<interval>").df()
 
 
@@ -52,7 +52,7 @@ def test_spark_operators_with_other_state_stores(job: Job) -> None:
     df = transform(job).dropDuplicates(["k"])
     version = "spark.sql.streaming.stateStore.checkpointFormatVersion"
     with session_conf(job.spark, {version: "2"}):
-        with refused(ckpt.NotBuiltYetError, version, "dedupe", unchanged=job.base):
+        with refused(ckpt.errors.NotBuiltYetError, version, "dedupe", unchanged=job.base):
             start(job, df)
 
 
@@ -61,13 +61,13 @@ def test_locations_on_file_systems_without_a_storage(job: Job, scheme: str) -> N
     """Spark may have them; this library would not know whether a file is created exclusively."""
     location = f"{scheme}://bucket/loc"
     with refused(
-        ckpt.NotBuiltYetError, location, "checkpointLocation", "mounted", unchanged=job.base
+        ckpt.errors.NotBuiltYetError, location, "checkpointLocation", "mounted", unchanged=job.base
     ):
         start(job, job.df(), location)
 
 
 def test_a_location_in_the_memory_of_one_process(job: Job) -> None:
-    with refused(ckpt.ConfigurationError, "memory://loc", "mounted", unchanged=job.base):
+    with refused(ckpt.errors.ConfigurationError, "memory://loc", "mounted", unchanged=job.base):
         start(job, job.df(), "memory://loc")
 
 
@@ -76,10 +76,10 @@ def test_directories_that_are_not_local(job: Job) -> None:
     remote = "ftp://host/dir"
     for key in ("dir", "savepoint-dir"):
         key = f"spark.ckpt.execution.checkpointing.{key}"
-        with refused(ckpt.CkptError, remote, unchanged=job.base) as caught:
+        with refused(ckpt.errors.CkptError, remote, unchanged=job.base) as caught:
             job.using({key: remote}).start()
-        assert caught.errisinstance(ckpt.NotBuiltYetError)
-    with refused(ckpt.NotBuiltYetError, remote, unchanged=job.base):
+        assert caught.errisinstance(ckpt.errors.NotBuiltYetError)
+    with refused(ckpt.errors.NotBuiltYetError, remote, unchanged=job.base):
         job.start(restore=remote)
 
 
@@ -90,10 +90,14 @@ def test_savepoints_in_the_memory_of_one_process(job: Job) -> None:
     with job.running() as query:
         query.processAllAvailable()
         for save in (query.triggerSavepoint, query.stopWithSavepoint):
-            with pytest.raises(ckpt.ConfigurationError, match=f"{place} is in the memory of one"):
+            with pytest.raises(
+                ckpt.errors.ConfigurationError, match=f"{place} is in the memory of one"
+            ):
                 save(place)
         assert query.isActive
         kept = query.triggerSavepoint(str(job.base / "savepoints"))
     for edit in (ckpt.edit_state(kept.path), ckpt.edit_state(query=job.df())):
-        with pytest.raises(ckpt.ConfigurationError, match=f"{place} is in the memory of one"):
+        with pytest.raises(
+            ckpt.errors.ConfigurationError, match=f"{place} is in the memory of one"
+        ):
             edit.save(place)

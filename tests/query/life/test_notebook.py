@@ -38,10 +38,16 @@ def test_html_forms_show_their_values_and_escape_them(job: Job) -> None:
             "query": query._repr_html_(),
             "checkpoint": checkpoint._repr_html_(),
             "savepoint": first._repr_html_(),
-            "plan": ckpt.plan_restore(first.path, job.df())._repr_html_(),
-            "difference": ckpt.diff_state(first.path, second.path)._repr_html_(),
-            "aborted": ckpt.AbortedCheckpoint(
-                ckpt.CheckpointKind.CHECKPOINT, 3, 7, 0, 5, ckpt.AbortReason.EXPIRED, HOSTILE
+            "plan": ckpt.location(first.path).plan(job.df())._repr_html_(),
+            "difference": ckpt.location(first.path).diff(second.path)._repr_html_(),
+            "aborted": ckpt.results.AbortedCheckpoint(
+                ckpt.results.CheckpointKind.CHECKPOINT,
+                3,
+                7,
+                0,
+                5,
+                ckpt.results.AbortReason.EXPIRED,
+                HOSTILE,
             )._repr_html_(),
         }
     finally:
@@ -54,7 +60,7 @@ def test_html_forms_show_their_values_and_escape_them(job: Job) -> None:
     assert checkpoint.path in shown["checkpoint"]
     assert "can start" in shown["plan"]
     assert "<td" in shown["plan"]
-    counts = ckpt.diff_state(first.path, second.path).counts
+    counts = ckpt.location(first.path).diff(second.path).counts
     (row,) = counts.values.tolist()
     assert all(f">{cell}</td>" in shown["difference"] for cell in row)
 
@@ -73,7 +79,7 @@ def test_a_history_is_plotted_with_its_phases_sizes_and_failures(job: Job) -> No
         query.processAllAvailable()
         query.triggerCheckpoint()
         history = query.history()
-        of_path = ckpt.history(str(job.location_path))
+        of_path = ckpt.location(str(job.location_path)).history()
     durations, sizes = history.plot()
     bars = sum(patch.get_height() for patch in durations.patches)
     assert bars == pytest.approx(history["duration_ms"].sum(), abs=1)

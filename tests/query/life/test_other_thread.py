@@ -1,4 +1,4 @@
-"""Every public function works in a thread that has no active session of Spark.
+"""Every public function and method of a location works in a thread without an active session.
 
 The calls are made of the list of public functions: a new one has to be added here.
 """
@@ -25,7 +25,12 @@ from tests.query.harness import INTERVAL, RETAINED, Feed, Job
 from tests.query.restoring.numbered_job import NUMBERED, PARTITIONS, Numbered
 from tests.query.session_conf import session_conf
 
-FUNCTIONS = {
+METHODS = {
+    name: method
+    for name, method in vars(ckpt.Location).items()
+    if inspect.isfunction(method) and not name.startswith("_")
+}
+FUNCTIONS = METHODS | {
     name: function for name in ckpt.__all__ if inspect.isfunction(function := getattr(ckpt, name))
 }
 TAKE_A_SESSION = sorted(
@@ -51,16 +56,16 @@ from pyspark.sql import SparkSession
 
 calls = {
     "edit_state": lambda **more: ckpt.edit_state("/nowhere", **more),
-    "erase_keys": lambda **more: ckpt.erase_keys("/nowhere", {}, **more),
-    "import_checkpoint": lambda **more: ckpt.import_checkpoint("/nowhere", **more),
-    "rollback": lambda **more: ckpt.rollback("/nowhere", "chk-1", **more),
+    "erase_keys": lambda **more: ckpt.location("/nowhere").erase_keys({}, **more),
+    "import_checkpoint": lambda **more: ckpt.location("/nowhere").import_checkpoint(**more),
+    "rollback": lambda **more: ckpt.location("/nowhere").rollback("chk-1", **more),
 }
 
 def said(**more):
     for name in sys.argv[1].split(","):
         try:
             calls[name](**more)
-        except ckpt.CkptError as exc:
+        except ckpt.errors.CkptError as exc:
             print(exc)
 
 said()
@@ -114,55 +119,60 @@ def world(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 def call(name: str, world: World, **more: Any) -> Any:
     """Call a public function as a user does, with a session only if `more` has one."""
-    job, function = world.job, FUNCTIONS[name]
-    checkpoints = str(job.checkpoint_path)
+    job, savepoint = world.job, ckpt.location(world.savepoint)
+    checkpoints = ckpt.location(job.checkpoint_path)
 
     def erase_keys() -> Any:
-        kept = ckpt.rename_uid(world.savepoint, {}, world.fresh("private"))
-        return function(str(Path(kept.path).parent), {}, **more)
+        kept = savepoint.rename_uid({}, world.fresh("private"))
+        return ckpt.location(Path(kept.path).parent).erase_keys({}, **more)
 
     def rollback() -> Any:
         copy = world.fresh("copy")
         shutil.copytree(world.ended, copy)
-        return function(copy, "chk-1", **more)
+        return ckpt.location(copy).rollback("chk-1", **more)
 
     def enable() -> None:
-        function(job.spark)
+        ckpt.enable(job.spark)
         ckpt.disable(job.spark)
 
     def current_epoch() -> None:
-        with pytest.raises(ckpt.UnknownEpochError):
-            function()
+        with pytest.raises(ckpt.errors.UnknownEpochError):
+            ckpt.current_epoch()
 
-    def dispose_savepoint() -> Any:
-        return function(ckpt.rename_uid(world.savepoint, {}, world.fresh("unwanted")).path)
+    def dispose() -> Any:
+        return ckpt.location(savepoint.rename_uid({}, world.fresh("unwanted")).path).dispose()
 
     calls: dict[str, Callable[[], Any]] = {
-        "attach": lambda: function(job.spark, world.query.id),
-        "capture": lambda: function(str(job.location_path), 1),
+        "attach": lambda: ckpt.attach(job.spark, world.query.id),
+        "capture": lambda: ckpt.location(job.location_path).capture(1),
         "current_epoch": current_epoch,
-        "diff_state": lambda: function(world.savepoint, world.savepoint),
-        "disable": lambda: function(job.spark),
-        "dispose_savepoint": dispose_savepoint,
-        "edit_state": lambda: function(world.savepoint, **more).save(world.fresh("edited")),
+        "diff": lambda: savepoint.diff(savepoint),
+        "disable": lambda: ckpt.disable(job.spark),
+        "dispose": dispose,
+        "edit_state": lambda: ckpt.edit_state(world.savepoint, **more).save(world.fresh("edited")),
         "enable": enable,
         "erase_keys": erase_keys,
-        "history": lambda: function(checkpoints),
-        "import_checkpoint": lambda: function(
-            world.native, world.fresh("imported"), processor=Numbered(), uid="op", **more
+        "history": checkpoints.history,
+        "import_checkpoint": lambda: ckpt.location(world.native).import_checkpoint(
+            world.fresh("imported"), processor=Numbered(), uid="op", **more
         ),
-        "key_by": lambda: function(job.stream(), "k"),
-        "lineage": lambda: function(checkpoints),
-        "local_files_conf": function,
-        "open_state": lambda: function(world.savepoint).state("op", "n").to_pandas(),
-        "plan_restore": lambda: function(world.savepoint, job.df()).check(),
-        "read_conf_file": lambda: function("conf/heap.conf"),
-        "rename_uid": lambda: function(world.savepoint, {}, world.fresh("renamed")),
+        "key_by": lambda: ckpt.key_by(job.stream(), "k"),
+        "lineage": checkpoints.lineage,
+        "list": checkpoints.list,
+        "local_files_conf": ckpt.local_files_conf,
+        "location": lambda: ckpt.location(world.savepoint),
+        "plan": lambda: savepoint.plan(job.df()).check(),
+        "read_conf_file": lambda: ckpt.read_conf_file("conf/heap.conf"),
+        "rename_uid": lambda: savepoint.rename_uid({}, world.fresh("renamed")),
         "rollback": rollback,
-        "shadow": lambda: function(job.start(), job.df()).discard(),
-        "subtask_history": lambda: function(checkpoints),
-        "verify": lambda: function(world.savepoint),
-        "write_stream": lambda: function(job.df()).restoreFrom(world.savepoint).planRestore(),
+        "shadow": lambda: ckpt.shadow(job.start(), job.df()).discard(),
+        "show": savepoint.show,
+        "state": lambda: savepoint.state().state("op", "n").to_pandas(),
+        "subtask_history": checkpoints.subtask_history,
+        "verify": savepoint.verify,
+        "write_stream": lambda: (
+            ckpt.write_stream(job.df()).restoreFrom(world.savepoint).planRestore()
+        ),
     }
     assert calls.keys() == FUNCTIONS.keys(), "a public function has no call here"
     return calls[name]()
@@ -202,7 +212,9 @@ def test_a_function_takes_a_session(name: str, world: World) -> None:
     """It works in this one, and says so if it gets something else."""
     given = world.job.spark.newSession()
     in_another_thread(partial(call, name, world, spark=given))
-    with pytest.raises(ckpt.CkptError, match=f"{name} got int for spark: give a SparkSession"):
+    with pytest.raises(
+        ckpt.errors.CkptError, match=f"{name} got int for spark: give a SparkSession"
+    ):
         call(name, world, spark=3)
 
 

@@ -119,7 +119,7 @@ def test_another_thread_sees_nothing(job: Job) -> None:
             other.run(first.path)
         assert other.result() == expected_after(job.feed.rows, 20)
         with conf_watched(spark):
-            ckpt.rollback(str(job.location_path), f"chk-{first.checkpoint_id}")
+            ckpt.location(str(job.location_path)).rollback(f"chk-{first.checkpoint_id}")
     again = job.but(out="out2")
     with conf_watched(spark), again.running() as query:
         query.processAllAvailable()
@@ -150,7 +150,7 @@ def test_a_plain_query_that_starts_meanwhile(job: Job) -> None:
         thread = threading.Thread(target=start)
         thread.start()
         try:
-            ckpt.rollback(str(job.location_path), Path(newest_checkpoint(query)).name)
+            ckpt.location(str(job.location_path)).rollback(Path(newest_checkpoint(query)).name)
         finally:
             over.set()
             thread.join()
@@ -269,6 +269,6 @@ def test_a_spark_that_starts_queries_otherwise(job: Job, monkeypatch: pytest.Mon
     job.feed.add(events_of(0))
     with monkeypatch.context() as patch:
         patch.setattr(StreamingQueryManager, "addListener", lambda *_: None)
-        with pytest.raises(ckpt.NotBuiltYetError, match=job.spark.version):
+        with pytest.raises(ckpt.errors.NotBuiltYetError, match=job.spark.version):
             job.start()
     assert job.spark.streams.active == []

@@ -55,7 +55,7 @@ def test_a_run_leaves_its_start_its_epochs_its_checkpoints_and_its_end(job: Job)
     (operator,) = checkpoints[-1].operators
     assert operator.uid == "op"
     recorded = {each.checkpoint_id for each in checkpoints}
-    assert set(ckpt.history(str(job.location_path))["checkpoint_id"]) <= recorded
+    assert set(ckpt.location(str(job.location_path)).history()["checkpoint_id"]) <= recorded
 
 
 def test_phases_are_recorded_of_epochs_without_a_checkpoint_too(job: Job) -> None:
@@ -84,7 +84,7 @@ def test_a_failed_run_leaves_the_reason_and_the_line_of_the_processor(job: Job) 
     job.feed.add([("good", 1)])
     job.run()
     job.feed.add([("bad", 1)])
-    with pytest.raises(ckpt.ProcessorError):
+    with pytest.raises(ckpt.errors.ProcessorError):
         job.run()
     ended = [each for each in runs_of(job).starts_and_ends() if isinstance(each, RunEnded)]
     assert [each.error is None for each in ended] == [True, False]
@@ -115,7 +115,7 @@ def test_a_restored_query_records_that_and_a_new_run_gets_its_own_records(job: J
     job = job.but(processor=Count, output="k string, n long")
     job.feed.add([("a", 1)])
     job.run()
-    newest = ckpt.history(str(job.location_path)).iloc[-1]["path"]
+    newest = ckpt.location(str(job.location_path)).history().iloc[-1]["path"]
     fork = job.but(location="fork", out="fork_out")
     fork.run(restore=newest)
     job.feed.add([("a", 2)])

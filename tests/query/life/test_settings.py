@@ -86,14 +86,14 @@ def test_bad_settings(job: Job, key: str, value: str, allowed: list[str]) -> Non
     file = job.base / "bad.conf"
     file.write_text(f"# a comment\n\nspark.sql.shuffle.partitions 2\n{key}  {value}\n")
     mentions = [key, value, *allowed]
-    with refused(ckpt.ConfigurationError, *mentions, unchanged=job.base):
+    with refused(ckpt.errors.ConfigurationError, *mentions, unchanged=job.base):
         job.using({key: value}).start()
     with spark_conf(job.spark, {key: value}):
-        with refused(ckpt.ConfigurationError, *mentions, unchanged=job.base):
+        with refused(ckpt.errors.ConfigurationError, *mentions, unchanged=job.base):
             job.start()
     if not value:
         mentions = [key]  # the line has a key and no value at all
-    with refused(ckpt.ConfigurationError, *mentions, unchanged=job.base):
+    with refused(ckpt.errors.ConfigurationError, *mentions, unchanged=job.base):
         ckpt.read_conf_file(file)
 
 
@@ -106,7 +106,7 @@ def test_conf_files(tmp_path: Path) -> None:
     read = ckpt.read_conf_file(file)
     assert read == {"spark.app.name": "My job = yours", "spark.x.y": "z"}
     file.write_text("spark.app.name\n")
-    with refused(ckpt.ConfigurationError, file, "spark.app.name", unchanged=tmp_path):
+    with refused(ckpt.errors.ConfigurationError, file, "spark.app.name", unchanged=tmp_path):
         ckpt.read_conf_file(file)
 
 
@@ -154,7 +154,7 @@ def test_no_savepoint_directory(job: Job) -> None:
     job.feed.add(events_of(0))
     with job.running() as query:
         query.processAllAvailable()
-        with refused(ckpt.ConfigurationError, SAVEPOINT_DIR, unchanged=job.base / "in"):
+        with refused(ckpt.errors.ConfigurationError, SAVEPOINT_DIR, unchanged=job.base / "in"):
             query.triggerSavepoint()
 
 

@@ -44,7 +44,7 @@ def test_a_location_that_spark_has_repartitioned(job: Job) -> None:
         for parallelism in (before, before + 1):
             with session_conf(spark, {PARALLELISM: str(parallelism)}):
                 with refused(
-                    ckpt.PlanError, "repartitioning", f"from {before} to {before + 1}",
+                    ckpt.errors.PlanError, "repartitioning", f"from {before} to {before + 1}",
                     "restoreFrom", unchanged=job.location_path,
                 ):  # fmt: skip
                     job.start()

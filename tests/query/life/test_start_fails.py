@@ -32,7 +32,7 @@ def test_a_damaged_note_of_the_restore_is_seen_before_spark_starts(job: Job) -> 
     note = fork.checkpoint_path / "origin.json"
     whole = note.read_bytes()
     note.write_bytes(whole[:-20])
-    with refused(ckpt.CorruptFileError, "origin.json", unchanged=fork.base / "loc2"):
+    with refused(ckpt.errors.CorruptFileError, "origin.json", unchanged=fork.base / "loc2"):
         fork.writer().format("noop").start()  # a file sink would read it earlier
     assert active(job.spark) == []
     note.write_bytes(whole)
@@ -40,8 +40,10 @@ def test_a_damaged_note_of_the_restore_is_seen_before_spark_starts(job: Job) -> 
     assert fork.result() == in_order(expected_after(job.feed.rows, 20))
 
 
-def savepoint_restore(savepoint: ckpt.Savepoint) -> object:
-    return ckpt.Restore(savepoint.path, savepoint.epoch, savepoint.query_id, "NO_CLAIM")
+def savepoint_restore(savepoint: ckpt.results.Savepoint) -> object:
+    return ckpt.results.RestoredFrom(
+        savepoint.path, savepoint.epoch, savepoint.query_id, "NO_CLAIM"
+    )
 
 
 def test_a_location_in_which_spark_finds_no_state_is_refused(spark: SparkSession) -> None:
@@ -54,7 +56,7 @@ def test_a_location_in_which_spark_finds_no_state_is_refused(spark: SparkSession
         if path_of(path).toUri().toString() == path:
             check_state_can_be_read(path)
             continue
-        with pytest.raises(ckpt.ConfigurationError, match="Spark's own reader of state"):
+        with pytest.raises(ckpt.errors.ConfigurationError, match="Spark's own reader of state"):
             check_state_can_be_read(path)
 
 
@@ -62,7 +64,7 @@ def test_a_location_in_which_spark_finds_no_state_is_refused(spark: SparkSession
 def test_a_path_with_a_space_is_refused_and_one_with_other_signs_is_not(job: Job) -> None:
     job.feed.add(events_of(0))
     spaced = job.but(location="my data")
-    with pytest.raises(ckpt.ConfigurationError, match=r"my data.*use another path"):
+    with pytest.raises(ckpt.errors.ConfigurationError, match=r"my data.*use another path"):
         spaced.start()
     assert active(job.spark) == []
     assert not spaced.location_path.exists()

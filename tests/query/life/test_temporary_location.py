@@ -100,7 +100,7 @@ def test_nothing_is_claimed_for_a_query_whose_location_is_deleted(job: Job) -> N
         query.processAllAvailable()
         savepoint = query.triggerSavepoint(str(job.base / "savepoints"))
     fork = writer(job, "noop", []).trigger(availableNow=True)
-    with pytest.raises(ckpt.ConfigurationError, match="its location is temporary"):
+    with pytest.raises(ckpt.errors.ConfigurationError, match="its location is temporary"):
         fork.restoreFrom(savepoint.path, claimMode="CLAIM").start()
     query = fork.restoreFrom(savepoint.path).start()
     query.awaitTermination()
@@ -160,7 +160,7 @@ def test_other_sinks_need_one(job: Job) -> None:
     def parquet(df: DataFrame) -> ckpt.CheckpointedStreamWriter:
         return ckpt.write_stream(df).format("parquet").option("path", str(job.base / "out"))
 
-    with pytest.raises(ckpt.ConfigurationError, match="checkpointLocation"):
+    with pytest.raises(ckpt.errors.ConfigurationError, match="checkpointLocation"):
         parquet(job.df()).start()
-    with pytest.raises(ckpt.ConfigurationError, match="checkpointLocation"):
+    with pytest.raises(ckpt.errors.ConfigurationError, match="checkpointLocation"):
         ckpt.write_stream(job.df()).foreachBatch(print).toTable("nowhere")

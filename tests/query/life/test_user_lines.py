@@ -171,7 +171,7 @@ def test_in_a_running_query(job: Job, simplified: str) -> None:
     for text in (str(raised.value), str(query.exception())):
         assert "handleInputRows, key ('b',): Failing raised ZeroDivisionError" in text
         assert line_of(helper, "fails here") + "return 1 / n  # fails here" in text
-    with pytest.raises(ckpt.CheckpointAbortedError, match="has failed before its first"):
+    with pytest.raises(ckpt.errors.CheckpointAbortedError, match="has failed before its first"):
         query.triggerSavepoint(str(job.base / "sp"))
 
 

@@ -34,7 +34,7 @@ def test_an_environment_without_the_library(job: Job, workers_python: Path) -> N
     venv.create(job.base / "bare", symlinks=True)
     job.spark.sparkContext.pythonExec = str(job.base / "bare" / "bin" / "python")
     with refused(
-        ckpt.ConfigurationError, "PYSPARK_PYTHON", "No module named", sys.executable,
+        ckpt.errors.ConfigurationError, "PYSPARK_PYTHON", "No module named", sys.executable,
         unchanged=job.base / "in",
     ):  # fmt: skip
         job.run()
@@ -42,7 +42,9 @@ def test_an_environment_without_the_library(job: Job, workers_python: Path) -> N
 
 
 def test_no_such_program(job: Job, workers_python: Path) -> None:
-    with refused(ckpt.ConfigurationError, workers_python, "PYSPARK_PYTHON", unchanged=job.base):
+    with refused(
+        ckpt.errors.ConfigurationError, workers_python, "PYSPARK_PYTHON", unchanged=job.base
+    ):
         job.run()
 
 
@@ -68,7 +70,7 @@ def test_an_executor_without_the_library_of_the_storage(
     )
     workers_python.chmod(0o755)
     query = job.using({CHECKPOINT_DIR: f"{s3_url}/checkpoints"}).start()
-    with pytest.raises(ckpt.ConfigurationError) as caught:
+    with pytest.raises(ckpt.errors.ConfigurationError) as caught:
         query.processAllAvailable()
     for text in ("pyspark_ckpt[s3]", "'op', subtask", f"{s3_url}/checkpoints", CHECKPOINT_DIR):
         assert text in str(caught.value)
@@ -109,7 +111,7 @@ def test_too_little_memory_of_workers_is_refused(
     with (
         application_conf(job, key, limit),
         application_conf(job, "spark.executor.cores", cores),
-        refused(ckpt.ConfigurationError, key, limit, f"{wanted}m", unchanged=job.base),
+        refused(ckpt.errors.ConfigurationError, key, limit, f"{wanted}m", unchanged=job.base),
     ):
         job.run()
 

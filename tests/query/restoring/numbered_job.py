@@ -123,6 +123,6 @@ def check_numbered(job: Job, epochs: int) -> None:
 def subtasks_of(query: ckpt.CheckpointedQuery) -> set[int]:
     query.triggerCheckpoint()
     newest = max(completed(query), key=lambda row: row.checkpoint_id)
-    return set(ckpt.subtask_history(newest.path.rpartition("/")[0]).query(
+    return set(ckpt.location(newest.path.rpartition("/")[0]).subtask_history().query(
         f"checkpoint_id == {newest.checkpoint_id}"
     )["subtask"])  # fmt: skip

@@ -89,7 +89,9 @@ def test_metadata_of_a_savepoint(saved: Saved, copy: Path, tmp_path: Path, damag
     """Scenario 7: a damaged _metadata refuses the restore, names the file, and touches nothing."""
     {**DAMAGES, "wrong magic": wrong_magic}[damage](copy / "_metadata")
     fork = saved.job.but(base=tmp_path)
-    error = ckpt.CheckpointNotFoundError if damage == "missing" else ckpt.CorruptFileError
+    error = (
+        ckpt.errors.CheckpointNotFoundError if damage == "missing" else ckpt.errors.CorruptFileError
+    )
     with refused(error, copy, unchanged=tmp_path):
         fork.run(restore=copy)
     assert not fork.location_path.exists()
@@ -103,7 +105,7 @@ def test_every_part_of_metadata_is_checked(saved: Saved, copy: Path, tmp_path: P
     whole = path.read_bytes()
     for position in sorted({*range(16), *range(16, len(whole), len(whole) // 12), len(whole) - 1}):
         flip_bit(path, position)
-        with refused(ckpt.CheckpointError, copy, unchanged=tmp_path):
+        with refused(ckpt.errors.CheckpointError, copy, unchanged=tmp_path):
             fork.start(restore=copy)
         path.write_bytes(whole)
 
@@ -127,11 +129,11 @@ def test_data_file_of_a_savepoint(
     broken = files_below(copy / directory)[-1]
     DAMAGES[damage](broken)
     fork = saved.job.but(base=tmp_path)
-    with refused(ckpt.CorruptFileError, broken.name, unchanged=copy):
+    with refused(ckpt.errors.CorruptFileError, broken.name, unchanged=copy):
         fork.run(restore=copy)
     assert fork.result() == []
     if fork.location_path.exists():  # a seeding was begun: no query may treat the location as empty
-        with refused(ckpt.CkptError, fork.location_path, unchanged=fork.location_path):
+        with refused(ckpt.errors.CkptError, fork.location_path, unchanged=fork.location_path):
             fork.run()
     if damage == "empty":
         return
@@ -145,10 +147,10 @@ def test_paths_that_are_no_savepoint(saved: Saved, tmp_path: Path) -> None:
     fork = saved.job.but(base=tmp_path)
     (tmp_path / "file").write_text("text")
     for path in ("nowhere/savepoint-1", "file", ""):
-        with refused(ckpt.CheckpointNotFoundError, tmp_path / path, unchanged=tmp_path):
+        with refused(ckpt.errors.CheckpointNotFoundError, tmp_path / path, unchanged=tmp_path):
             fork.run(restore=tmp_path / path)
     for path in (saved.savepoint.parent, saved.job.location_path, saved.job.checkpoint_path):
-        with refused(ckpt.CheckpointNotFoundError, path, unchanged=path):
+        with refused(ckpt.errors.CheckpointNotFoundError, path, unchanged=path):
             fork.run(restore=path)
     assert not fork.location_path.exists()
 
@@ -157,7 +159,7 @@ def failure(job: Job) -> str | None:
     """Run to the end; return the text of the error, if any."""
     try:
         job.run()
-    except (ckpt.CkptError, StreamingQueryException) as error:
+    except (ckpt.errors.CkptError, StreamingQueryException) as error:
         print(gist(error))
         return str(error)
     return None
@@ -238,9 +240,9 @@ def test_file_under_a_running_query(job: Job) -> None:
         path.unlink()
         job.feed.add(events_of(3))
         query.processAllAvailable()
-        with refused(ckpt.CkptError, path.name, unchanged=savepoints) as caught:
+        with refused(ckpt.errors.CkptError, path.name, unchanged=savepoints) as caught:
             query.triggerSavepoint()
-        assert caught.type in (ckpt.CorruptFileError, ckpt.CheckpointAbortedError)
+        assert caught.type in (ckpt.errors.CorruptFileError, ckpt.errors.CheckpointAbortedError)
         path.write_bytes(whole)
         job.feed.add(events_of(4))
         query.processAllAvailable()
@@ -279,5 +281,5 @@ def test_metadata_of_a_retained_checkpoint(job: Job, which: int) -> None:
         fork = job.but(location=f"loc-{name}", out=f"out-{name}")
         fork.run(restore=source.path)
         assert fork.result() == expected_after(job.feed.rows, 80)
-    with refused(ckpt.CkptError, damaged, unchanged=Path(damaged)):
+    with refused(ckpt.errors.CkptError, damaged, unchanged=Path(damaged)):
         job.but(location="loc2", out="out2").run(restore=damaged)

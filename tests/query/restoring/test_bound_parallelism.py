@@ -73,7 +73,9 @@ def test_another_number_after_a_crash_in_epoch_0(job: Job) -> None:
     mended.touch()
     fresh = job.but(location="fresh", out="fresh-out")
     with partitions(job.spark, 4):
-        with refused(ckpt.PlanError, "2", "4", "fresh checkpointLocation", unchanged=job.base):
+        with refused(
+            ckpt.errors.PlanError, "2", "4", "fresh checkpointLocation", unchanged=job.base
+        ):
             job.run()
         fresh.run()
     job.run()

@@ -1,4 +1,4 @@
-"""Backend, parallelism, maxParallelism and uid change in one restore; all kinds of state stay."""
+"""Backend, parallelism, max_parallelism and uid change in one restore; all kinds of state stay."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def job(job: Job) -> Job:
 
 def with_rules(rules: Feed, maximum: int) -> Any:
     def plan(job: Job) -> DataFrame:
-        keyed = ckpt.key_by(job.stream(), "k", maxParallelism=maximum)
+        keyed = ckpt.key_by(job.stream(), "k", max_parallelism=maximum)
         return job.process(keyed.connectBroadcast(rules.stream(job.spark)))
 
     return plan
@@ -99,7 +99,7 @@ def test_all_kinds_of_state_through_several_changes(job: Job) -> None:
         query = job.but(plan=with_rules(rules, 128)).run()
         savepoint = query.stopWithSavepoint(str(job.base / "savepoints"), format="NATIVE").path
     before = digests(Path(savepoint))
-    renamed = ckpt.rename_uid(savepoint, {"op": "renamed"}, str(job.base / "renamed")).path
+    renamed = ckpt.location(savepoint).rename_uid({"op": "renamed"}, str(job.base / "renamed")).path
     job.feed.add([(k, 200 + i) for i, k in enumerate(KEYS)])
     fork = job.but(uid="renamed", location="loc2", out="out2", plan=with_rules(rules, 50))
     with session_conf(job.spark, {"spark.sql.shuffle.partitions": "3"}):

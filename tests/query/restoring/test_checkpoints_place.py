@@ -13,6 +13,7 @@ import pytest
 from py4j.protocol import Py4JJavaError
 
 import pyspark_ckpt as ckpt
+from pyspark_ckpt import Location
 from pyspark_ckpt.cli.main import main
 from pyspark_ckpt.console.data.places import find_places
 from pyspark_ckpt.storage.open import LocalStorage
@@ -52,7 +53,7 @@ def run_exactly(job: Job) -> ckpt.CheckpointedQuery:
 
 
 def refused_start(job: Job, *mentions: object) -> Any:
-    return refused(ckpt.RestoreError, *mentions, unchanged=job.base)
+    return refused(ckpt.errors.RestoreError, *mentions, unchanged=job.base)
 
 
 def test_a_start_with_another_directory_is_refused_and_both_ways_out_work(job: Job) -> None:
@@ -87,12 +88,12 @@ def test_a_location_is_all_that_commands_need(job: Job, capsys: pytest.CaptureFi
     job = at(with_files(job), elsewhere)
     newest = newest_checkpoint(run_exactly(job))
     location = str(job.location_path)
-    assert ckpt.history(location)["path"].tolist() == [newest]
-    assert set(ckpt.subtask_history(location)["uid"]) == {"op"}
-    assert ckpt.lineage(location)["path"].tolist() == [newest]
-    with ckpt.open_state(location) as snapshot:
+    assert ckpt.location(location).history()["path"].tolist() == [newest]
+    assert set(ckpt.location(location).subtask_history()["uid"]) == {"op"}
+    assert ckpt.location(location).lineage()["path"].tolist() == [newest]
+    with ckpt.location(location).state() as snapshot:
         assert snapshot.path == newest
-    captured = ckpt.capture(location, range(5, 6))
+    captured = ckpt.location(location).capture(range(5, 6))
     assert captured.epochs == [5]
     assert list((Path(newest).parent / "captures").iterdir())
     for words in (["list"], ["history"], ["state"]):
@@ -102,14 +103,16 @@ def test_a_location_is_all_that_commands_need(job: Job, capsys: pytest.CaptureFi
         (found,) = find_places(LocalStorage(root)).queries
         assert (found.checkpoints.url, found.path) == (str(Path(newest).parent), location)
     shutil.copytree(job.location_path, job.base / "copy")
-    for read in (ckpt.history, ckpt.open_state, ckpt.lineage):
-        with pytest.raises(ckpt.CheckpointNotFoundError, match="copy") as caught:
-            read(str(job.base / "copy"))
+    for read in (Location.history, Location.state, Location.lineage):
+        with pytest.raises(ckpt.errors.CheckpointNotFoundError, match="copy") as caught:
+            read(ckpt.location(job.base / "copy"))
         assert str(Path(newest).parent) in str(caught.value)
     elsewhere.rename(job.base / "away")
-    for read in (ckpt.history, ckpt.open_state, ckpt.lineage, ckpt.subtask_history):
-        with pytest.raises(ckpt.CheckpointNotFoundError, match="mounted"):
-            read(location)
+    for read in (
+            Location.history, Location.state, Location.lineage, Location.subtask_history,
+        ):  # fmt: skip
+        with pytest.raises(ckpt.errors.CheckpointNotFoundError, match="mounted"):
+            read(ckpt.location(location))
     gone = find_places(LocalStorage(job.location_path))
     assert not gone.queries
     assert "mounted" in gone.unreadable[0]
@@ -123,19 +126,19 @@ def test_a_rollback_leaves_a_directory_inside_of_the_location(job: Job) -> None:
     first = newest_checkpoint(run_exactly(job))
     run_exactly(job)
     location = str(job.location_path)
-    back = ckpt.rollback(location, Path(first).name)
+    back = ckpt.location(location).rollback(Path(first).name)
     again = job.but(out="out2")
     drop_local_copies(job.spark)
     again.run()
     assert again.result() == expected_after(job.feed.rows, 20)
-    ckpt.rollback(location, Path(back.kept).name)
+    ckpt.location(location).rollback(Path(back.kept).name)
     run_exactly(job)
     job.location_path.rename(job.base / "moved")
     moved = job.but(location="moved")
     with refused_start(moved, job.base / "moved/ckpts"):
         at(moved, job.base / "loc-that-was" / "ckpts").run()
     run_exactly(at(moved, job.base / "moved/ckpts"))
-    assert len(ckpt.history(str(job.base / "moved"))) >= 2
+    assert len(ckpt.location(str(job.base / "moved")).history()) >= 2
 
 
 @pytest.mark.further
@@ -145,12 +148,12 @@ def test_a_rollback_of_a_location_with_any_directory_in_it(job: Job, directory: 
     job = at(job, job.location_path / directory)
     first = newest_checkpoint(run_exactly(job))
     run_exactly(job)
-    back = ckpt.rollback(str(job.location_path), Path(first).name)
+    back = ckpt.location(str(job.location_path)).rollback(Path(first).name)
     again = job.but(out="out2")
     drop_local_copies(job.spark)
     again.run()
     assert again.result() == expected_after(job.feed.rows, 20)
-    ckpt.rollback(str(job.location_path), Path(back.kept).name)
+    ckpt.location(str(job.location_path)).rollback(Path(back.kept).name)
     run_exactly(job)
 
 
@@ -168,8 +171,8 @@ def test_a_directory_that_is_gone_is_not_begun_anew(job: Job) -> None:
     job.feed.add(events_of(1))
     with refused_start(job, a / query.id, "mount", "savepoint"):
         job.run()
-    with refused_start(job, a / query.id, "mount", "checkpointsDirectory"):
-        ckpt.rollback(str(job.location_path), "chk-1")
+    with refused_start(job, a / query.id, "mount", "checkpoints_directory"):
+        ckpt.location(str(job.location_path)).rollback("chk-1")
     with refused_start(job, a / query.id, job.base / "c" / query.id, "gone"):
         at(job, job.base / "c").run()
     with refused_start(job, a / query.id, "gone"):
@@ -178,7 +181,7 @@ def test_a_directory_that_is_gone_is_not_begun_anew(job: Job) -> None:
     b.rename(a)
     newest = newest_checkpoint(run_exactly(job))
     a.rename(b)
-    ckpt.rollback(str(job.location_path), Path(newest).name, str(b))
+    ckpt.location(str(job.location_path)).rollback(Path(newest).name, str(b))
     run_exactly(at(job, b))
     shutil.rmtree(b)
     with refused_start(job, "restoreFrom", "savepoint"):

@@ -49,7 +49,8 @@ SHORT_LOGS = {
     "spark.sql.streaming.fileSink.log.compactInterval": "3",
 }
 ADVICE = re.compile(
-    r"pyspark_ckpt\.rollback\('([^']+)', '([^']+)'(?:, checkpointsDirectory='([^']+)')?\)"
+    r"pyspark_ckpt\.location\('([^']+)'\)"
+    r"\.rollback\('([^']+)'(?:, checkpoints_directory='([^']+)')?\)"
 )
 
 
@@ -270,12 +271,12 @@ def variants() -> list[Any]:
     return found
 
 
-def error_of(job: Job) -> ckpt.CkptError | None:
+def error_of(job: Job) -> ckpt.errors.CkptError | None:
     """Run the query; return the error that it ends with, which has to be one of the library."""
     found = None
     try:
         job.run()
-    except ckpt.CkptError as error:
+    except ckpt.errors.CkptError as error:
         print(gist(error))
         found = error
     assert "\tat " not in str(found)  # of a Java stack
@@ -288,11 +289,11 @@ def content(location: Path) -> dict[str, str]:
     return {str(path): each for path, each in found.items() if path.parts[0] != "_seedings"}
 
 
-def follow(job: Job, error: ckpt.CkptError) -> str:
+def follow(job: Job, error: ckpt.errors.CkptError) -> str:
     """Do what the error says; return the name of the checkpoint that it named."""
     location, name, directory = ADVICE.search(str(error)).groups()  # type: ignore[union-attr]
     before = content(job.location_path)
-    back = ckpt.rollback(location, name, directory)
+    back = ckpt.location(location).rollback(name, directory)
     assert before.items() <= content(Path(back.kept)).items()
     return name
 
@@ -358,7 +359,7 @@ def test_an_earlier_checkpoint_is_named_if_the_newest_is_damaged_too(
     assert "new path" in str(error)
     epoch = of.epochs[follow(job, error)]
     assert epoch == EPOCHS - 2
-    with pytest.raises(ckpt.RestoreError, match="new path"):
+    with pytest.raises(ckpt.errors.RestoreError, match="new path"):
         job.run()
     again = job.but(out="out2")
     again.run()
@@ -419,7 +420,7 @@ def test_state_of_an_operator_of_spark(job: Job) -> None:
     truncate(broken)
     job.feed.add(events_of(2))
     error = error_of(job)
-    assert isinstance(error, ckpt.CorruptFileError)
+    assert isinstance(error, ckpt.errors.CorruptFileError)
     assert isinstance(error, StreamingQueryException)
     assert str(broken) in str(error)
     follow(job, error)

@@ -166,8 +166,8 @@ def test_a_restart_that_leaves_the_query_stopped_is_a_failure_of_the_query(
             with pytest.raises(OSError, match="no start"):
                 query.rescale(3)
         assert not query.isActive
-        assert isinstance(query.exception(), ckpt.FailedCheckpointsError)
-        with pytest.raises(ckpt.FailedCheckpointsError, match=r"restart in place.*no start"):
+        assert isinstance(query.exception(), ckpt.errors.FailedCheckpointsError)
+        with pytest.raises(ckpt.errors.FailedCheckpointsError, match=r"restart in place.*no start"):
             query.awaitTermination()
         assert query.stopWithSavepoint(str(job.base / "savepoints")).epoch == 0
         epoch_of(job)
@@ -193,7 +193,7 @@ def test_a_restart_that_leaves_the_query_stopped_refuses_requests_and_lets_it_be
         if why == "somebody stops it":
             coordinator.state.keep_stopped()
         else:
-            coordinator.state.note(ckpt.FailedCheckpointsError("no luck"))
+            coordinator.state.note(ckpt.errors.FailedCheckpointsError("no luck"))
         msg = "no swap"
         raise OSError(msg)
 
@@ -240,8 +240,8 @@ def test_a_restart_that_the_user_interrupts(
             query.stop()
         else:
             assert not query.isActive
-            assert isinstance(query.exception(), ckpt.FailedCheckpointsError)
-            with pytest.raises(ckpt.FailedCheckpointsError, match="restart in place"):
+            assert isinstance(query.exception(), ckpt.errors.FailedCheckpointsError)
+            with pytest.raises(ckpt.errors.FailedCheckpointsError, match="restart in place"):
                 query.awaitTermination()
 
 
@@ -383,7 +383,7 @@ def test_a_driver_that_starts_meanwhile_keeps_its_location(
 
         monkeypatch.setattr(staging, "swap", paused)
         monkeypatch.setattr(QueryStart, "alone", lambda _: nullcontext())  # as in two processes
-        with pytest.raises(ckpt.FencedError):
+        with pytest.raises(ckpt.errors.FencedError):
             query.rescale(3)
         assert not (job.location_path / "_rollback").exists()
         epoch_of(job)

@@ -64,7 +64,7 @@ def test_an_archive_is_restored(
     golden = archives.unpack(archive, tmp_path)
     source = checkpoint_of(golden) if kind == "checkpoint" else golden / kind
     before, expected = digests(golden), expected_of(golden)
-    assert ckpt.verify(str(source)).epoch == 4
+    assert ckpt.location(str(source)).verify().epoch == 4
     backend = "heap" if golden.name == "whole-rocksdb" else "rocksdb"
     fresh = tmp_path / "new"
     sink = run(spark, tmp_path, fresh, expected, {BACKEND: backend}, source)
@@ -84,7 +84,7 @@ def test_restored(
     given = shutil.copytree(golden, tmp_path / "given")
     source = checkpoint_of(given) if kind == "checkpoint" else given / kind
     before = digests(given)
-    assert ckpt.verify(str(source)).epoch == 4
+    assert ckpt.location(str(source)).verify().epoch == 4
     expected = expected_of(golden)
     # Each kind at both parallelisms, and each pair of backends.
     parallelism = 3 if (made_by == backend) == (kind == "checkpoint") and kind != "native" else 2

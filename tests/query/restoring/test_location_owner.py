@@ -50,7 +50,7 @@ def test_a_copied_location_takes_nothing_from_the_original(job: Job) -> None:
     copy = copied(job, "staging", "staging-out")
     directory = job.base / "checkpoints" / query.id
     with refused(
-        ckpt.RestoreError, directory, job.location_path, "restoreFrom", unchanged=job.base
+        ckpt.errors.RestoreError, directory, job.location_path, "restoreFrom", unchanged=job.base
     ):
         copy.run()
     fork = job.but(location="fork", out="fork-out")
@@ -63,7 +63,7 @@ def test_a_copied_location_takes_nothing_from_the_original(job: Job) -> None:
     moved.run()
     assert moved.result() == expected(job.feed.rows)
     copy = copied(moved, job.location, "no-out")
-    with refused(ckpt.RestoreError, "moved", unchanged=job.base):
+    with refused(ckpt.errors.RestoreError, "moved", unchanged=job.base):
         copy.run()
 
 
@@ -74,7 +74,7 @@ def test_a_copy_does_not_end_the_run_of_its_original(job: Job) -> None:
         query.processAllAvailable()
         newest = query.triggerCheckpoint().path
         copy = copied(job, "copy", "copy-out")
-        with pytest.raises(ckpt.RestoreError, match="is a copy of the other") as refusal:
+        with pytest.raises(ckpt.errors.RestoreError, match="is a copy of the other") as refusal:
             copy.start()
         assert str(job.location_path) in str(refusal.value)
         fork = job.but(location="fork", out="fork-out")
@@ -99,7 +99,7 @@ def test_copies_of_a_location_without_an_identity(job: Job) -> None:
     copy = copied(job, "staging", "staging-out")
     job.feed.add(events_of(1))
     job.run()
-    with refused(ckpt.RestoreError, query.id, unchanged=job.base):
+    with refused(ckpt.errors.RestoreError, query.id, unchanged=job.base):
         copy.run()
     assert job.result() == expected(job.feed.rows)
 
@@ -118,12 +118,12 @@ def test_a_location_that_is_put_back_does_not_discard_what_came_after(job: Job) 
     shutil.copytree(job.base / "backup", job.location_path)
     job.feed.add(events_of(2))
     with refused(
-        ckpt.RestoreError, "behind", newest, "rollback", "restoreFrom", unchanged=job.base
+        ckpt.errors.RestoreError, "behind", newest, "rollback", "restoreFrom", unchanged=job.base
     ):
         job.run()
     fork = job.but(location="fork", out="fork-out")
     fork.run(restore=newest)
-    ckpt.rollback(str(job.location_path), Path(newest).name, str(job.base / "checkpoints"))
+    ckpt.location(str(job.location_path)).rollback(Path(newest).name, str(job.base / "checkpoints"))
     again = job.but(out="out2")
     again.run()
     for way in (fork, again):
@@ -162,22 +162,22 @@ def test_a_rollback_gives_the_location_another_directory_and_back(
         cut_off.setattr("pyspark_ckpt.restarting.rollback.swap", copy_first)
         cut_off.setattr(LocalStorage, "move", move_some)
         with pytest.raises(KeyboardInterrupt):
-            ckpt.rollback(str(job.location_path), Path(first).name, root)
-    with refused(ckpt.RestoreError, "rollback", unchanged=job.base):
+            ckpt.location(str(job.location_path)).rollback(Path(first).name, root)
+    with refused(ckpt.errors.RestoreError, "rollback", unchanged=job.base):
         job.run()
-    rolled = ckpt.rollback(str(job.location_path), Path(first).name, root)
-    with refused(ckpt.CheckpointNotFoundError, "chk-99", unchanged=job.base / "checkpoints"):
-        ckpt.rollback(str(job.base / "mid-copy"), "chk-99", root)
-    with refused(ckpt.RestoreError, "does not own", unchanged=job.base):
-        ckpt.rollback(str(job.base / "old-copy"), Path(first).name, root)
+    rolled = ckpt.location(str(job.location_path)).rollback(Path(first).name, root)
+    with refused(ckpt.errors.CheckpointNotFoundError, "chk-99", unchanged=job.base / "checkpoints"):
+        ckpt.location(str(job.base / "mid-copy")).rollback("chk-99", root)
+    with refused(ckpt.errors.RestoreError, "does not own", unchanged=job.base):
+        ckpt.location(str(job.base / "old-copy")).rollback(Path(first).name, root)
     new_copy = copied(job, "new-copy", "new-out")
-    with refused(ckpt.RestoreError, "new-copy", unchanged=job.base):
+    with refused(ckpt.errors.RestoreError, "new-copy", unchanged=job.base):
         new_copy.run()
     again = job.but(out="out2")
     again.run()
     assert again.result() == expected_after(job.feed.rows, 20)
-    ckpt.rollback(str(job.location_path), Path(rolled.kept).name, root)
-    with refused(ckpt.RestoreError, "old-copy", unchanged=job.base):
+    ckpt.location(str(job.location_path)).rollback(Path(rolled.kept).name, root)
+    with refused(ckpt.errors.RestoreError, "old-copy", unchanged=job.base):
         old_copy.run()
     job.feed.add(events_of(2))
     drop_local_copies(job.spark)

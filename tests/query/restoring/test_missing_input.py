@@ -88,13 +88,13 @@ def test_a_rollback_and_its_undo(job: Job, caplog: pytest.LogCaptureFixture) -> 
     for number in (0, 2, 4):  # the first is in the state of the checkpoint
         file_of(job, number).unlink()
     with refused(
-        ckpt.RestoreError, "2 input files", file_of(job, 2), file_of(job, 4),
+        ckpt.errors.RestoreError, "2 input files", file_of(job, 2), file_of(job, 4),
         "cleanSource", "allowMissingInput=True", "--allow-missing-input", unchanged=job.base,
     ) as error:  # fmt: skip
-        ckpt.rollback(location, names[0])
+        ckpt.location(location).rollback(names[0])
     assert str(file_of(job, 0)) not in str(error.value)
     with caplog.at_level(logging.WARNING, "pyspark_ckpt"):
-        back = ckpt.rollback(location, names[0], allowMissingInput=True)
+        back = ckpt.location(location).rollback(names[0], allow_missing_input=True)
     assert "2 input files" in caplog.text
     assert "which is allowed" in caplog.text
     add(job)
@@ -105,15 +105,15 @@ def test_a_rollback_and_its_undo(job: Job, caplog: pytest.LogCaptureFixture) -> 
     # What comes back has the rows of 2 and 4. It has no row of 5.
     file_of(job, 5).unlink()
     kept = Path(back.kept).name
-    with refused(ckpt.RestoreError, "1 input file", file_of(job, 5), unchanged=job.base):
-        ckpt.rollback(location, kept)
-    ckpt.rollback(location, kept, allowMissingInput=True)
+    with refused(ckpt.errors.RestoreError, "1 input file", file_of(job, 5), unchanged=job.base):
+        ckpt.location(location).rollback(kept)
+    ckpt.location(location).rollback(kept, allow_missing_input=True)
     job.run()
     assert keys_of(job) == keys(0, 1, 2, 3, 4)
     for number in (2, 4):
         file_of(job, number).write_bytes(files[number])
     third = job.but(out="out3")
-    ckpt.rollback(location, names[0])  # the files are back, so nothing is refused
+    ckpt.location(location).rollback(names[0])  # the files are back, so nothing is refused
     third.run()
     assert keys_of(third) == keys(1, 2, 3, 4)
 
@@ -121,7 +121,7 @@ def test_a_rollback_and_its_undo(job: Job, caplog: pytest.LogCaptureFixture) -> 
 def edited(path: str, directory: Path) -> str:
     """Return a savepoint that was made of one that was made of another."""
     once = ckpt.edit_state(path).save(str(directory / "edited"))
-    renamed = ckpt.rename_uid(once.path, {"op": "op"}, str(directory / "renamed"))
+    renamed = ckpt.location(once.path).rename_uid({"op": "op"}, str(directory / "renamed"))
     return ckpt.edit_state(renamed.path).save(str(directory / "again")).path
 
 
@@ -138,16 +138,16 @@ def test_a_fork(job: Job) -> None:
     file_of(job, 3).unlink()
     fork = job.but(location="fork", out="out-fork")
     for number, path in enumerate((checkpoint, savepoint, edited(savepoint, job.base))):
-        plan = ckpt.plan_restore(path, fork.writer())
+        plan = ckpt.location(path).plan(fork.writer())
         assert [each.removeprefix("file://") for each in plan.missing_input] == [
             str(file_of(job, 3))
         ], number
         row = next(row for row in plan.states if row.state == "(input)")
         assert (row.operator, row.outcome) == ("(query)", "refused")
         assert "refused: 1 row" in repr(plan)
-        with refused(ckpt.RestoreError, "1 input file", file_of(job, 3), unchanged=job.base):
+        with refused(ckpt.errors.RestoreError, "1 input file", file_of(job, 3), unchanged=job.base):
             fork.start(path)
-        allowed = ckpt.plan_restore(path, fork.writer(), allowMissingInput=True)
+        allowed = ckpt.location(path).plan(fork.writer(), allowMissingInput=True)
         allowed.check()
         assert [row.outcome for row in allowed.states if row.state == "(input)"] == ["dropped"]
     again = fork.using({ALLOW: "true"})
@@ -159,7 +159,7 @@ def test_a_fork(job: Job) -> None:
     other.run(savepoint)
     assert keys_of(other) == keys(2, 4)
     moved = job.base / "elsewhere" / Path(checkpoint).relative_to(job.location_path)
-    with refused(ckpt.RestoreError, file_of(job, 3), unchanged=job.base):
+    with refused(ckpt.errors.RestoreError, file_of(job, 3), unchanged=job.base):
         job.but(location="last", out="out-last").run(moved)
 
 
@@ -168,7 +168,7 @@ def test_a_fork_after_a_rollback(job: Job) -> None:
     """What the void epochs have read counts, and what was read after the rollback."""
     names = epochs_of(job, 4)
     savepoint = ckpt.edit_state(str(job.checkpoint_path / names[1])).save(str(job.base / "sp")).path
-    ckpt.rollback(str(job.location_path), names[0])
+    ckpt.location(str(job.location_path)).rollback(names[0])
     second = job.but(out="out2")
     add(job)
     query = second.run()
@@ -176,7 +176,9 @@ def test_a_fork_after_a_rollback(job: Job) -> None:
     for number in (1, 3, 4):
         file_of(job, number).unlink()
     fork = job.but(location="fork", out="out-fork")
-    with refused(ckpt.RestoreError, "2 input files", file_of(job, 4), unchanged=job.base) as error:
+    with refused(
+        ckpt.errors.RestoreError, "2 input files", file_of(job, 4), unchanged=job.base
+    ) as error:
         fork.run(savepoint)
     assert str(file_of(job, 3)) in str(error.value)
     fork.run(newest)  # its state has them all
@@ -199,8 +201,8 @@ def test_a_file_that_was_written_again(job: Job) -> None:
         query.processAllAvailable()
     assert [(k, n) for k, n, _ in job.result()] == [("k0", 1), ("k0", 2), ("k1", 1)]
     file_of(job, 0).unlink()
-    with refused(ckpt.RestoreError, "1 input file", file_of(job, 0), unchanged=job.base):
-        ckpt.rollback(str(job.location_path), to)
+    with refused(ckpt.errors.RestoreError, "1 input file", file_of(job, 0), unchanged=job.base):
+        ckpt.location(str(job.location_path)).rollback(to)
 
 
 @pytest.mark.further
@@ -219,17 +221,17 @@ def test_a_source_that_cleans_up(job: Job, how: str) -> None:
     names = epochs_of(job, 5)
     gone = [number for number in range(5) if not file_of(job, number).exists()]
     assert 2 in gone
-    with refused(ckpt.RestoreError, file_of(job, 2), unchanged=job.base):
-        ckpt.rollback(str(job.location_path), names[1])
+    with refused(ckpt.errors.RestoreError, file_of(job, 2), unchanged=job.base):
+        ckpt.location(str(job.location_path)).rollback(names[1])
     second = job.but(out="out2")
     if how == "archive":
         for path in archive.rglob("f*.parquet"):
             shutil.move(path, job.feed.path)
-        ckpt.rollback(str(job.location_path), names[1])
+        ckpt.location(str(job.location_path)).rollback(names[1])
         second.run()
         assert keys_of(second) == keys(2, 3, 4)
     else:
-        ckpt.rollback(str(job.location_path), names[1], allowMissingInput=True)
+        ckpt.location(str(job.location_path)).rollback(names[1], allow_missing_input=True)
         second.run()
         assert keys_of(second) == keys(*{2, 3, 4}.difference(gone))
 
@@ -249,15 +251,15 @@ def test_a_log_that_is_compacted(job: Job, caplog: pytest.LogCaptureFixture) -> 
     log = job.location_path / "sources" / "0"
     assert not (log / "3").exists()
     file_of(job, 3).unlink()
-    with refused(ckpt.RestoreError, "1 input file", file_of(job, 3), unchanged=job.base):
-        ckpt.rollback(str(job.location_path), names[0])
+    with refused(ckpt.errors.RestoreError, "1 input file", file_of(job, 3), unchanged=job.base):
+        ckpt.location(str(job.location_path)).rollback(names[0])
     # A rollback is the way to mend a damaged log, so it goes on with what can be read.
     for name in ("7", "6"):
         (log / name).write_text("v1\n{")
-    with refused(ckpt.RestoreError, "1 input file", file_of(job, 3), unchanged=job.base):
-        ckpt.rollback(str(job.location_path), names[0])
+    with refused(ckpt.errors.RestoreError, "1 input file", file_of(job, 3), unchanged=job.base):
+        ckpt.location(str(job.location_path)).rollback(names[0])
     assert "whether the input files that it names are gone is not known" in caplog.text
-    ckpt.rollback(str(job.location_path), names[0], allowMissingInput=True)
+    ckpt.location(str(job.location_path)).rollback(names[0], allow_missing_input=True)
     second = job.but(out="out2")
     second.run()
     assert keys_of(second) == keys(1, 2, 4, 5, 6, 7)
@@ -289,8 +291,8 @@ def test_names_that_a_url_encodes(job: Job) -> None:
     (job.feed.path / "50%20").unlink()
     shutil.rmtree(below)
     lost = [f"{job.feed.path}/50%20", f"{job.feed.path}/c", f"{below}/50%20", f"{below}/a b"]
-    with refused(ckpt.RestoreError, "4 input files", *lost, unchanged=job.base):
-        ckpt.rollback(str(job.location_path), to)
+    with refused(ckpt.errors.RestoreError, "4 input files", *lost, unchanged=job.base):
+        ckpt.location(str(job.location_path)).rollback(to)
     conf = job.spark._jsparkSession.sessionState().newHadoopConf()
     for directory, there in ((job.feed.path, {*NAMES} - {"c", "50%20"}), (below, set())):
         url = directory.as_uri()
@@ -307,13 +309,13 @@ def test_an_outside_directory(job: Job) -> None:
     names = epochs_of(job, 2)
     (checkpoints,) = outside.iterdir()
     file_of(job, 1).unlink()
-    with refused(ckpt.RestoreError, "1 input file", file_of(job, 1), unchanged=job.base):
-        ckpt.rollback(str(job.location_path), names[0], str(outside))
+    with refused(ckpt.errors.RestoreError, "1 input file", file_of(job, 1), unchanged=job.base):
+        ckpt.location(str(job.location_path)).rollback(names[0], str(outside))
     shutil.move(job.location_path, job.base / "moved")
     moved = job.but(location="moved")
     moved.run()  # which is then the owner's place
     fork = job.but(location="fork", out="out-fork")
-    with refused(ckpt.RestoreError, "1 input file", file_of(job, 1), unchanged=job.base):
+    with refused(ckpt.errors.RestoreError, "1 input file", file_of(job, 1), unchanged=job.base):
         fork.start(checkpoints / names[0])
     fork.writer(checkpoints / names[0]).restoreFrom(
         str(checkpoints / names[0]), allowMissingInput=True
@@ -326,10 +328,10 @@ def test_a_directory_that_cannot_be_listed(job: Job) -> None:
     names = epochs_of(job, 2)
     log = job.location_path / "sources" / "0" / "1"
     log.write_text(log.read_text().replace("file:///", "hdfs://127.0.0.1:1/"))
-    with refused(ckpt.RestoreError, "cannot be listed", "hdfs://127.0.0.1:1", "--conf",
+    with refused(ckpt.errors.RestoreError, "cannot be listed", "hdfs://127.0.0.1:1", "--conf",
                  unchanged=job.base):  # fmt: skip
-        ckpt.rollback(str(job.location_path), names[0])
-    ckpt.rollback(str(job.location_path), names[0], allowMissingInput=True)
+        ckpt.location(str(job.location_path)).rollback(names[0])
+    ckpt.location(str(job.location_path)).rollback(names[0], allow_missing_input=True)
 
 
 @pytest.mark.further
@@ -350,12 +352,12 @@ def test_an_unfinished_epoch_of_spark(job: Job) -> None:
         add(job, 2)
         with pytest.raises(StreamingQueryException):
             query.awaitTermination()
-    imported = ckpt.import_checkpoint(
-        str(location), str(job.base / "imported"), processor=Numbered(), uid="op",
+    imported = ckpt.location(location).import_checkpoint(
+        str(job.base / "imported"), processor=Numbered(), uid="op",
         discard_uncommitted=True,
     )  # fmt: skip
     file_of(job, 1).unlink()
-    with refused(ckpt.RestoreError, "1 input file", file_of(job, 1), unchanged=job.base):
+    with refused(ckpt.errors.RestoreError, "1 input file", file_of(job, 1), unchanged=job.base):
         job.start(imported.path)
 
 

@@ -122,7 +122,7 @@ def test_a_rollback_keeps_the_offsets_of_all_sources(feeds: TwoFeeds, conf: dict
         before, first = len(feeds.rows), newest_checkpoint(job)
         feeds.add(1)
         run(feeds, job)
-        ckpt.rollback(str(job.location_path), first)
+        ckpt.location(str(job.location_path)).rollback(first)
         again = job.but(out="out2")
         run(feeds, again)
     check(feeds, again, before)
@@ -143,7 +143,7 @@ def test_sources_get_names_by_a_restore_and_keep_them(feeds: TwoFeeds) -> None:
         assert version_of(named) == "v2"
         check(feeds, named, before)
     feeds.names = ()
-    with refused(ckpt.RestoreError, "left, right", ".name()", unchanged=job.base / "loc2"):
+    with refused(ckpt.errors.RestoreError, "left, right", ".name()", unchanged=job.base / "loc2"):
         refusing.start(savepoint)
     assert not refusing.location_path.exists()
 

@@ -68,11 +68,11 @@ def test_a_path_is_of_one_restored_query(job: Job, monkeypatch: pytest.MonkeyPat
         first = job.but(location="fork1", out="fork-out")
         first.run(savepoint)  # there is no input yet: the log has no rows
         second = job.but(location="fork2", out="fork-out")
-        with refused(ckpt.RestoreError, "fork-out", "new path", unchanged=job.base):
+        with refused(ckpt.errors.RestoreError, "fork-out", "new path", unchanged=job.base):
             second.run(savepoint)
         with monkeypatch.context() as patch:  # the first one starts just after the check
             patch.setattr(facts, "restored_path_facts", lambda *_: None)
-            with pytest.raises(ckpt.RestoreError, match="new path"):
+            with pytest.raises(ckpt.errors.RestoreError, match="new path"):
                 second.run(savepoint)
         run_epochs(first, 6)  # Spark compacts its log next to the claim
         second = second.but(out="fork-out2")
@@ -96,7 +96,7 @@ def test_of_two_claims_at_once_one_counts(job: Job, monkeypatch: pytest.MonkeyPa
         add_writer(log, *claims)
 
     monkeypatch.setattr(sink_path, "add_writer", late)
-    with pytest.raises(ckpt.RestoreError, match="query another"):
+    with pytest.raises(ckpt.errors.RestoreError, match="query another"):
         fork.run(savepoint)
     assert [each.name for each in path.iterdir()] == [writer_path(1)]
 
@@ -113,9 +113,9 @@ def test_a_restored_query_does_not_start_into_the_path_of_another(
         for n, used in enumerate((job, other)):
             fork = job.but(location=f"fork{n}", out=f"fork-out{n}")
             die_before_spark(fork, savepoint, monkeypatch)
-            with refused(ckpt.RestoreError, used.out, "new path", unchanged=job.base):
+            with refused(ckpt.errors.RestoreError, used.out, "new path", unchanged=job.base):
                 fork.but(out=used.out).run(savepoint)
-            with refused(ckpt.RestoreError, used.out, "new path", unchanged=job.base):
+            with refused(ckpt.errors.RestoreError, used.out, "new path", unchanged=job.base):
                 fork.but(out=used.out).run()
             fork.run()  # its own path is filled already
         run_epochs(fork, 3)
@@ -137,7 +137,7 @@ def test_a_later_start_with_another_path(job: Job) -> None:
         run_epochs(moved, 4)
         assert fork.result() == rows(OLD_EPOCHS + 1, OLD_EPOCHS + 2)
         assert moved.result() == rows(OLD_EPOCHS + 3, OLD_EPOCHS + 6)
-        with refused(ckpt.RestoreError, job.out, "another query", unchanged=job.base):
+        with refused(ckpt.errors.RestoreError, job.out, "another query", unchanged=job.base):
             fork.but(out=job.out).run()
         shutil.rmtree(job.base / moved.out)  # the user clears the output
         run_epochs(moved, 4)
@@ -158,7 +158,7 @@ def test_a_query_that_is_rolled_back_keeps_its_path(job: Job) -> None:
             with query.running() as running:
                 running.processAllAvailable()
                 checkpoint = running.triggerCheckpoint()
-            ckpt.rollback(str(query.location_path), f"chk-{checkpoint.checkpoint_id}")
+            ckpt.location(str(query.location_path)).rollback(f"chk-{checkpoint.checkpoint_id}")
             run_epochs(query, 4)
             assert query.result() == rows(wanted, len(job.feed.rows))
 
@@ -223,16 +223,16 @@ def test_an_undone_rollback_leaves_both_paths_to_their_epochs(job: Job) -> None:
     checkpoint = newest_of(job)
     run_epochs(job, 2)
     location, other = str(job.location_path), job.but(out="out2")
-    back = ckpt.rollback(location, checkpoint)
+    back = ckpt.location(location).rollback(checkpoint)
     run_epochs(other, 1)
     assert other.result() == rows(3, 5)
-    undone = ckpt.rollback(location, Path(back.kept).name)
-    with refused(ckpt.RestoreError, other.out, "new path", unchanged=job.base):
+    undone = ckpt.location(location).rollback(Path(back.kept).name)
+    with refused(ckpt.errors.RestoreError, other.out, "new path", unchanged=job.base):
         other.run()
     job.run()
     assert job.result() == rows(1, 5)
-    ckpt.rollback(location, Path(undone.kept).name)
-    with refused(ckpt.RestoreError, job.out, "void", unchanged=job.base):
+    ckpt.location(location).rollback(Path(undone.kept).name)
+    with refused(ckpt.errors.RestoreError, job.out, "void", unchanged=job.base):
         job.run()
     run_epochs(other, 1)
     assert other.result() == rows(3, 6)
@@ -249,18 +249,18 @@ def test_two_queries_never_write_one_path(job: Job) -> None:
     (job.base / "link").symlink_to(job.base / job.out)
     other = job.but(location="other")
     for out in (job.out, "link", f"nothing/../{job.out}"):
-        with refused(ckpt.RestoreError, job.location_path, "new path", unchanged=job.base):
+        with refused(ckpt.errors.RestoreError, job.location_path, "new path", unchanged=job.base):
             other.but(out=out).run()
     copy = copied(job, "copy")
-    with refused(ckpt.RestoreError, "a copy", job.location_path, unchanged=job.base):
+    with refused(ckpt.errors.RestoreError, "a copy", job.location_path, unchanged=job.base):
         copy.run()
     other, copy = other.but(out="out2"), copy.but(out="out3")
     run_epochs(other, 1)  # as many epochs as the other one, in the end
     copy.run()
     for query, used in ((job, other), (other, job), (copy, other)):
-        with refused(ckpt.RestoreError, used.out, "new path", unchanged=job.base):
+        with refused(ckpt.errors.RestoreError, used.out, "new path", unchanged=job.base):
             query.but(out=used.out).run()
-    with refused(ckpt.RestoreError, "link", f"{job.out}, or a new path", unchanged=job.base):
+    with refused(ckpt.errors.RestoreError, "link", f"{job.out}, or a new path", unchanged=job.base):
         job.but(out="link").run()  # Spark would not read these rows together with the others
     job.run()
     assert job.result() == other.result() == rows(1, 3)
@@ -273,10 +273,10 @@ def test_a_path_that_spark_has_written_without_this_library(job: Job) -> None:
     writer = job.stream().writeStream.option("checkpointLocation", str(job.base / "plain"))
     writer.trigger(availableNow=True).start(str(job.base / "plain-out")).awaitTermination()
     plain = job.but(out="plain-out")
-    with refused(ckpt.RestoreError, "another query", "new path", unchanged=job.base):
+    with refused(ckpt.errors.RestoreError, "another query", "new path", unchanged=job.base):
         plain.run()
     job.run()
-    with refused(ckpt.RestoreError, "another query", "new path", unchanged=job.base):
+    with refused(ckpt.errors.RestoreError, "another query", "new path", unchanged=job.base):
         plain.run()
     run_epochs(job, 1)
     assert job.result() == rows(1, 3)
@@ -290,7 +290,7 @@ def test_a_path_that_could_not_be_seen_stays_that_of_its_query(job: Job) -> None
     (job.base / job.out / "_spark_metadata" / writer_path(1)).unlink()
     run_epochs(job, 1)
     assert job.result() == rows(1, 3)
-    with refused(ckpt.RestoreError, job.location_path, "new path", unchanged=job.base):
+    with refused(ckpt.errors.RestoreError, job.location_path, "new path", unchanged=job.base):
         job.but(location="other").run()
 
 
@@ -299,7 +299,9 @@ def test_an_entry_that_is_gone_is_not_filled(job: Job) -> None:
     """An empty entry in its place would leave out the epoch's rows; a new path is the way out."""
     run_epochs(job, 3)
     (job.base / job.out / "_spark_metadata" / "1").rename(job.base / "aside")
-    with refused(ckpt.CorruptFileError, "lacks epochs", ": 1.", "new path", unchanged=job.base):
+    with refused(
+        ckpt.errors.CorruptFileError, "lacks epochs", ": 1.", "new path", unchanged=job.base
+    ):
         job.run()
     run_epochs(job.but(out="out2"), 1)
     (job.base / "aside").rename(job.base / job.out / "_spark_metadata" / "1")
@@ -320,11 +322,11 @@ def test_tables_have_one_writer_too(job: Job) -> None:
     other = job.but(location="other")
     try:
         run(job, "one_writer")
-        with pytest.raises(ckpt.RestoreError, match="new path or table"):
+        with pytest.raises(ckpt.errors.RestoreError, match="new path or table"):
             run(other, "one_writer")
         assert call_epochs(other, 0) == rows(1, 2)
         run(other, "other_writer")
-        with pytest.raises(ckpt.RestoreError, match="new path or table"):
+        with pytest.raises(ckpt.errors.RestoreError, match="new path or table"):
             run(other, "one_writer")
         run(job, "one_writer")
         for table, wanted in (("one_writer", rows(1, 5)), ("other_writer", rows(3, 3))):

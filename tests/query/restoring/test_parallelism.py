@@ -76,17 +76,17 @@ def test_a_key_of_its_own(job: Job, caplog: pytest.LogCaptureFixture) -> None:
         job.run()
         assert bound(job) == 3
         with session_conf(job.spark, {PARALLELISM: "4"}):
-            with refused(ckpt.PlanError, f"set {PARALLELISM} to 3", unchanged=job.base):
+            with refused(ckpt.errors.PlanError, f"set {PARALLELISM} to 3", unchanged=job.base):
                 job.run()
     assert job.result() == expected(job.feed.rows)
     late = f"the writer's option {PARALLELISM} = 5 comes too late. Set it in the session before"
     conf = session_conf(job.spark, {PARTITIONS: "3"})
     for set_by, by in ((conf, PARTITIONS), (nobody_set_it(job.spark), "by default")):
         with set_by:
-            with refused(ckpt.PlanError, f"({by}): {late} key_by", unchanged=job.base):
+            with refused(ckpt.errors.PlanError, f"({by}): {late} key_by", unchanged=job.base):
                 job.using({PARALLELISM: "5"}).run()
     with session_conf(job.spark, {PARALLELISM: "no"}):
-        with pytest.raises(ckpt.ConfigurationError, match=PARALLELISM):
+        with pytest.raises(ckpt.errors.ConfigurationError, match=PARALLELISM):
             job.df()
 
 
@@ -116,7 +116,7 @@ def test_a_session_that_stores_state_as_avro(job: Job) -> None:
         fork = job.but(location="loc2", out="out2")
         fork.run(checkpoint)
         name = checkpoint.rpartition("/")[2]
-        ckpt.rollback(str(job.location_path), name)
+        ckpt.location(str(job.location_path)).rollback(name)
         job.but(out="out3").run()
         assert job.spark.conf.get(f"{STORE}encodingFormat") == "avro"
     assert job.result() == expected(job.feed.rows)

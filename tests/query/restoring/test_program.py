@@ -97,9 +97,9 @@ def bad_programs(job: Job) -> dict[str, tuple[Any, str]]:
 @pytest.mark.filterwarnings("error")
 def test_write_stream_takes_only_a_program(job: Job) -> None:
     for program, text in bad_programs(job).values():
-        with pytest.raises(ckpt.ConfigurationError, match=f"(?s)write_stream.*{text}"):
+        with pytest.raises(ckpt.errors.ConfigurationError, match=f"(?s)write_stream.*{text}"):
             ckpt.write_stream(program)
-    with pytest.raises(ckpt.PlanError, match="no operator of this library"):
+    with pytest.raises(ckpt.errors.PlanError, match="no operator of this library"):
         ckpt.write_stream(job.stream).start("out", "parquet", checkpointLocation="loc")
 
 
@@ -116,21 +116,25 @@ def test_a_running_query_is_left_alone(job: Job) -> None:
         query.rescale(3)
         run = query.runId
         for program, text in bad_programs(job).values():
-            with pytest.raises(ckpt.ConfigurationError, match=f"(?s){text}"):
+            with pytest.raises(ckpt.errors.ConfigurationError, match=f"(?s){text}"):
                 query.restartWith(program)
         bad = bad_programs(job)
         for program, text in (bad["None"], bad["a class"], bad["a function that forgets"]):
-            with pytest.raises(ckpt.ConfigurationError, match=f"(?s)shadow.*{text}"):
+            with pytest.raises(ckpt.errors.ConfigurationError, match=f"(?s)shadow.*{text}"):
                 ckpt.shadow(query, program)
         for builds[0], _ in (bad["a function that forgets"], bad["of a writer"]):
-            with pytest.raises(ckpt.ConfigurationError, match=r"Empty\(\) returned "):
+            with pytest.raises(ckpt.errors.ConfigurationError, match=r"Empty\(\) returned "):
                 query.rescale(4)
-        with pytest.raises(ckpt.PlanError, match="no operator of this library"):
+        with pytest.raises(ckpt.errors.PlanError, match="no operator of this library"):
             query.restartWith(job.stream)
         builds[0] = lambda: of_the_session
-        with pytest.raises(ckpt.ConfigurationError, match="built for 2 subtasks, and 4 are wanted"):
+        with pytest.raises(
+            ckpt.errors.ConfigurationError, match="built for 2 subtasks, and 4 are wanted"
+        ):
             query.rescale(4)
-        with pytest.raises(ckpt.ConfigurationError, match="built for 2 subtasks, and 3 are wanted"):
+        with pytest.raises(
+            ckpt.errors.ConfigurationError, match="built for 2 subtasks, and 3 are wanted"
+        ):
             query.restartWith(lambda: of_the_session)
         assert query.isActive
         assert query.runId == run
@@ -151,7 +155,9 @@ def test_a_location_of_another_parallelism(job: Job) -> None:
         job.run()
         with session_conf(job.spark, {PARTITIONS: "3"}):
             df = job.df()
-            with pytest.raises(ckpt.ConfigurationError, match="built for 3 subtasks, and 2 are"):
+            with pytest.raises(
+                ckpt.errors.ConfigurationError, match="built for 3 subtasks, and 2 are"
+            ):
                 writer_of(job, lambda: df).start()
             writer_of(job).trigger(availableNow=True).start().awaitTermination()
     check_numbered(job, 1)
@@ -164,11 +170,11 @@ def test_where_a_frame_is_wanted(given: Any, spark: SparkSession, job: Job) -> N
     calls: dict[str, Callable[[], Any]] = {
         "key_by": lambda: ckpt.key_by(given, "k"),
         "connectBroadcast": lambda: ckpt.key_by(job.stream(), "k").connectBroadcast(given),
-        "erase_keys": lambda: ckpt.erase_keys("nowhere", {"op": given}),
+        "erase_keys": lambda: ckpt.location("nowhere").erase_keys({"op": given}),
     }
     if given is not None:  # which stands for no query there
         calls["edit_state"] = lambda: ckpt.edit_state(query=given)
-        calls["import_checkpoint"] = lambda: ckpt.import_checkpoint("nowhere", query=given)
+        calls["import_checkpoint"] = lambda: ckpt.location("nowhere").import_checkpoint(query=given)
     for call in calls.values():
-        with pytest.raises(ckpt.PlanError, match=f" got {name} for .*: give a DataFrame"):
+        with pytest.raises(ckpt.errors.PlanError, match=f" got {name} for .*: give a DataFrame"):
             call()

@@ -183,7 +183,7 @@ def test_a_candidate_that_differs_in_the_epoch_in_progress_is_refused(
         epoch_of(job)
         query.processAllAvailable()
         assert has_begun.wait(60)
-        with pytest.raises(ckpt.ConfigurationError, match="differs from the original"):
+        with pytest.raises(ckpt.errors.ConfigurationError, match="differs from the original"):
             shadow.promote()
         assert shadow.report.differences == len(KEYS)
         assert query.isActive
@@ -218,7 +218,7 @@ def test_what_cannot_be_compared_is_not_proven(job: Job) -> None:
             epoch_of(job)
             query.processAllAvailable()
             compared(shadow, 1)
-            with pytest.raises(ckpt.ConfigurationError, match="no state was compared"):
+            with pytest.raises(ckpt.errors.ConfigurationError, match="no state was compared"):
                 shadow.promote()
             epoch_of(job)
             query.processAllAvailable()
@@ -228,7 +228,7 @@ def test_what_cannot_be_compared_is_not_proven(job: Job) -> None:
             assert not report.is_equal
             assert len(report.skipped) == 2, report
             assert "output: only one program has double" in report.skipped
-            with pytest.raises(ckpt.ConfigurationError, match=rf"{uid}\.last: not compared"):
+            with pytest.raises(ckpt.errors.ConfigurationError, match=rf"{uid}\.last: not compared"):
                 shadow.promote()
         named = [*IGNORED, "output.double", f"{uid}.last"]
         shadow = ckpt.shadow(query, wide, ignore=named)
@@ -266,7 +266,7 @@ def test_a_candidate_that_cannot_start(
 
         def is_read(path: str) -> None:
             msg = f"{path} is being read"
-            raise ckpt.RestoreError(msg)
+            raise ckpt.errors.RestoreError(msg)
 
         monkeypatch.setattr(QueryStart, "run", fails_once)
         if stays:
@@ -309,7 +309,7 @@ def test_a_promotion_whose_shadow_cannot_be_deleted_is_done(
             promotion = shadow.promote(accept_differences=True)
         assert promotion.restart.reason == "promote"
         assert f"files of its shadow stay: {shadow.directory} cannot be deleted" in caplog.text
-        with pytest.raises(ckpt.ConfigurationError, match="it was promoted or discarded"):
+        with pytest.raises(ckpt.errors.ConfigurationError, match="it was promoted or discarded"):
             shadow.promote(accept_differences=True)
         assert len(list((job.base / "savepoints").glob("savepoint-*"))) == 1
         shadow.discard()
@@ -418,7 +418,7 @@ def proving(job: Job) -> Iterator[tuple[ckpt.CheckpointedQuery, list[str]]]:
         feeder.start()
         arguments = [str(job.location_path), f"{program}:build", f"{program}:planted"]
         try:
-            yield query, ["prove", *arguments, "--epochs", "1"]
+            yield query, ["shadow", *arguments, "--epochs", "1"]
         finally:
             ended.set()
             feeder.join()

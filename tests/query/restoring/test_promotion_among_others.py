@@ -83,7 +83,7 @@ def test_a_shadow_is_no_proof_beside_another_program(job: Job, asks: threading.E
         assert asks.wait(PATIENCE_S)
         building.open()
         restart.result(PATIENCE_S)
-        with pytest.raises(ckpt.ConfigurationError, match="restarted with another program"):
+        with pytest.raises(ckpt.errors.ConfigurationError, match="restarted with another program"):
             promotion.result(PATIENCE_S)
         epoch_of(job)
         query.processAllAvailable()
@@ -146,7 +146,7 @@ def test_a_shadow_is_promoted_once(job: Job, monkeypatch: pytest.MonkeyPatch) ->
         second = pool.submit(shadow.promote, None, True)
         restarting.open()
         assert first.result(PATIENCE_S).restart.reason == "promote"
-        with pytest.raises(ckpt.ConfigurationError, match="was promoted or discarded"):
+        with pytest.raises(ckpt.errors.ConfigurationError, match="was promoted or discarded"):
             second.result(PATIENCE_S)
         assert [each.reason for each in query._coordinator.restarts] == ["promote"]
         query.stop()

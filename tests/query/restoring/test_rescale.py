@@ -1,4 +1,4 @@
-"""Another parallelism, maxParallelism and backend on restore give what one run gives, per key."""
+"""Another parallelism, max_parallelism and backend on restore give what one run gives, per key."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def file_of(epoch: int) -> list[Any]:
 
 def with_max(maximum: int) -> Any:
     def plan(job: Job) -> DataFrame:
-        return job.process(ckpt.key_by(job.stream(), "k", maxParallelism=maximum))
+        return job.process(ckpt.key_by(job.stream(), "k", max_parallelism=maximum))
 
     return plan
 
@@ -203,14 +203,14 @@ def test_refused_and_cut_off(job: Job) -> None:
     broken = next(path for path in files if not path.name.startswith("source-"))
     whole = broken.read_bytes()
     with session_conf(job.spark, {"spark.sql.shuffle.partitions": "5"}):
-        with refused(ckpt.PlanError, "maxParallelism", unchanged=job.base):
+        with refused(ckpt.errors.PlanError, "max_parallelism", unchanged=job.base):
             fork.but(plan=with_max(4)).start(savepoint)
-        with refused(ckpt.RestoreError, "keyed by", unchanged=job.base):
+        with refused(ckpt.errors.RestoreError, "keyed by", unchanged=job.base):
             fork.but(keys=("v",)).start(savepoint)
         flip_bit(broken)
-        with refused(ckpt.CorruptFileError, broken.name, unchanged=Path(savepoint)):
+        with refused(ckpt.errors.CorruptFileError, broken.name, unchanged=Path(savepoint)):
             fork.start(savepoint)
-        with refused(ckpt.RestoreError, "has not ended", unchanged=fork.location_path):
+        with refused(ckpt.errors.RestoreError, "has not ended", unchanged=fork.location_path):
             fork.start()
         broken.write_bytes(whole)
     job.feed.add(file_of(1))

@@ -104,7 +104,7 @@ def test_a_query_that_is_stopped_while_its_restart_is_prepared_stays_stopped(
         else:
             job.spark.streams.get(query.id).stop()
         gate.open()
-        with pytest.raises(ckpt.CheckpointAbortedError, match="has ended"):
+        with pytest.raises(ckpt.errors.CheckpointAbortedError, match="has ended"):
             restart.result(PATIENCE_S)
         assert not query.isActive
         assert query.exception() is None
@@ -173,7 +173,7 @@ def test_a_stop_in_a_batch_that_a_restart_waits_for(job: Job, gate: Gate) -> Non
         restart = pool.submit(query.rescale, 3)
         until(lambda: not query._query.isActive, "the restart does not stop the query")
         gate.open()
-        with pytest.raises(ckpt.CheckpointAbortedError, match="has ended"):
+        with pytest.raises(ckpt.errors.CheckpointAbortedError, match="has ended"):
             restart.result(PATIENCE_S)
         assert not query.isActive
         assert query.exception() is None
@@ -200,7 +200,7 @@ def test_a_batch_that_would_wait_for_itself_is_told(job: Job, gate: Gate, call: 
         query.processAllAvailable()
         query.stop()
     assert len(told) == 1
-    assert isinstance(told[0], ckpt.ConfigurationError)
+    assert isinstance(told[0], ckpt.errors.ConfigurationError)
     assert f"{call}" in str(told[0])
 
 
@@ -271,7 +271,9 @@ def test_a_new_run_that_is_stopped_as_soon_as_it_began_is_a_failure_of_the_query
         monkeypatch.setattr(start_module, "remember", remember)
         with pytest.raises(error, match="awkward"):
             query.rescale(3)
-        with pytest.raises(ckpt.FailedCheckpointsError, match="restart in place, which failed"):
+        with pytest.raises(
+            ckpt.errors.FailedCheckpointsError, match="restart in place, which failed"
+        ):
             waits.result(PATIENCE_S)
         assert not query.isActive
         assert query.exception() is not None

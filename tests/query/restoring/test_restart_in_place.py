@@ -58,18 +58,18 @@ def test_a_live_state_continues_with_the_query(job: Job) -> None:
     in_sink: list[tuple[int, int]] = []
     seen: list[int] = []
     failures: list[BaseException] = []
-    lives: list[ckpt.LiveState] = []
+    lives: list[ckpt.results.LiveState] = []
     end = threading.Event()
 
     def sink(batch: DataFrame, epoch: int) -> None:
         batch.count()
         if epoch:
-            in_sink.append((epoch, lives[0].get("k1").epoch))
+            in_sink.append((epoch, lives[0].get_with_epoch("k1").epoch))
 
     def read() -> None:
         try:
             while not end.is_set():
-                seen.append(lives[0].get("k1").value["n"])
+                seen.append(lives[0].get("k1")["n"])
                 assert set(lives[0].to_pandas()["n"]) in ({seen[-1]}, {seen[-1] + 1})
         except BaseException as exc:
             failures.append(exc)
@@ -87,11 +87,11 @@ def test_a_live_state_continues_with_the_query(job: Job) -> None:
             (lambda: query.rescale(3), lambda: query.restartWith(mended.df))
         ):
             restart()
-            assert lives[0].get("k1").value == {"n": number + 1}
+            assert lives[0].get("k1") == {"n": number + 1}
             epoch_of(job)
             query.processAllAvailable()
-            assert lives[0].get("k1").value == {"n": number + 2}
-            assert query.state("op", "n").get("k1").epoch == number + 1
+            assert lives[0].get("k1") == {"n": number + 2}
+            assert query.state("op", "n").get_with_epoch("k1").epoch == number + 1
             assert set(lives[0].to_pandas()["n"]) == {number + 2}
         end.set()
         thread.join()
@@ -99,7 +99,7 @@ def test_a_live_state_continues_with_the_query(job: Job) -> None:
         assert seen == sorted(seen)
         assert in_sink == [(1, 0), (2, 1)]
         query.stop()
-        with pytest.raises(ckpt.StateUseError, match="the query has ended"):
+        with pytest.raises(ckpt.errors.StateUseError, match="the query has ended"):
             lives[0].get("k1")
 
 
@@ -134,7 +134,7 @@ def test_a_run_keeps_the_files_of_a_savepoint_that_the_run_before_it_copies(
 def test_a_sink_that_reads_state_does_not_hold_up_a_restart(job: Job) -> None:
     """The first epoch of the new run, for which the restart waits, reads the state."""
     in_sink: list[tuple[int, int]] = []
-    lives: list[ckpt.LiveState] = []
+    lives: list[ckpt.results.LiveState] = []
     has_begun, may_go_on = threading.Event(), threading.Event()
 
     def sink(batch: DataFrame, epoch: int) -> None:
@@ -143,7 +143,7 @@ def test_a_sink_that_reads_state_does_not_hold_up_a_restart(job: Job) -> None:
             has_begun.set()
             assert may_go_on.wait(60)
         if epoch:
-            in_sink.append((epoch, lives[0].get("k1").epoch))
+            in_sink.append((epoch, lives[0].get_with_epoch("k1").epoch))
 
     with session_conf(job.spark, {PARTITIONS: "2"}):
         writer = ckpt.write_stream(job.df).foreachBatch(sink)
@@ -165,7 +165,7 @@ def test_a_sink_that_reads_state_does_not_hold_up_a_restart(job: Job) -> None:
             may_go_on.set()
             restarts.join()
         assert in_sink == [(1, 0), (2, 1)]
-        assert lives[0].get("k1").value == {"n": 3}
+        assert lives[0].get("k1") == {"n": 3}
         query.stop()
 
 
@@ -176,9 +176,9 @@ def test_a_live_state_that_the_new_program_lacks(job: Job) -> None:
     query.processAllAvailable()
     live = query.state("op", "n")
     query.restartWith(job.but(processor=Other).df)
-    with pytest.raises(ckpt.StateUseError, match="no state 'n': it has 'm'"):
+    with pytest.raises(ckpt.errors.StateUseError, match="no state 'n': it has 'm'"):
         live.get("k1")
-    assert query.state("op", "m").get("k1").value is None
+    assert query.state("op", "m").get("k1") is None
     query.stop()
 
 
@@ -205,7 +205,7 @@ def test_up_and_down(job: Job, backend: str) -> None:
         assert query.id == query_id
         assert query.runId != first_run
         assert max(row.epoch for row in completed(query)) == 4
-        history = ckpt.history(str(job.location_path)).query("kind == 'restart'")
+        history = ckpt.location(str(job.location_path)).history().query("kind == 'restart'")
         assert history[["parallelism_before", "parallelism"]].to_numpy().tolist() == [
             [2, 4], [4, 3], [3, 1],
         ]  # fmt: skip
@@ -232,7 +232,7 @@ def test_up_and_down_while_the_query_is_idle(job: Job) -> None:
         query.processAllAvailable()
         for parallelism in (4, 2):
             assert query.rescale(parallelism).parallelism == parallelism
-            assert query.state("op", "n").get("k1").value == {"n": 1}
+            assert query.state("op", "n").get("k1") == {"n": 1}
         epoch_of(job)
         query.processAllAvailable()
         check_numbered(job, 2)
@@ -295,12 +295,12 @@ def test_restart_with_another_program(job: Job) -> None:
         ended: list[bool] = []
         waiter = threading.Thread(target=lambda: ended.append(bool(query.awaitTermination(100))))
         waiter.start()
-        with pytest.raises(ckpt.ConfigurationError, match=r"function.*restartWith"):
+        with pytest.raises(ckpt.errors.ConfigurationError, match=r"function.*restartWith"):
             query.rescale(3)
-        with pytest.raises(ckpt.ConfigurationError, match="number of subtasks"):
+        with pytest.raises(ckpt.errors.ConfigurationError, match="number of subtasks"):
             query.rescale(0)
         run = query.runId
-        with pytest.raises(ckpt.IncompatibleStateError):
+        with pytest.raises(ckpt.errors.IncompatibleStateError):
             query.restartWith(job.but(processor=Renamed).df())
         assert query.isActive
         assert query.runId == run
@@ -321,7 +321,7 @@ def test_restart_with_another_program(job: Job) -> None:
         query.stop()
         waiter.join(30)
         assert ended == [True]
-        with pytest.raises(ckpt.CheckpointAbortedError, match="has ended"):
+        with pytest.raises(ckpt.errors.CheckpointAbortedError, match="has ended"):
             query.restartWith(job.df())
 
 
@@ -372,7 +372,9 @@ def test_sources_that_are_read_at_other_places_are_refused(job: Job) -> None:
         query.processAllAvailable()
         run = query.runId
         for feeds in ((left, left, right), (left, right), (left, right, left, right)):
-            with pytest.raises(ckpt.NotBuiltYetError, match=r"other places.*stopWithSavepoint"):
+            with pytest.raises(
+                ckpt.errors.NotBuiltYetError, match=r"other places.*stopWithSavepoint"
+            ):
                 query.restartWith(reading(job, *feeds))
             assert (query.isActive, query.runId) == (True, run)
         query.restartWith(reading(job.but(processor=Mended), left, right, left))
@@ -422,7 +424,7 @@ def test_what_a_restore_was_allowed_is_not_for_later_restarts(job: Job) -> None:
                 query.restartWith(program.df())
             epoch_of(job)
             query.processAllAvailable()
-        with pytest.raises(ckpt.RestoreError, match="allowNonRestoredState"):
+        with pytest.raises(ckpt.errors.RestoreError, match="allowNonRestoredState"):
             query.restartWith(fork.but(processor=Widened, uid="other").df())
         assert query.isActive
     finally:
@@ -485,7 +487,7 @@ def test_by_rule(job: Job) -> None:
         given = given.option("path", str(job.base / job.out))
         for key, value in job.options.items():
             given = given.option(key, value)
-        with pytest.raises(ckpt.ConfigurationError, match="give write_stream a function"):
+        with pytest.raises(ckpt.errors.ConfigurationError, match="give write_stream a function"):
             given.start()
         query = writer_of(job).start()
         epochs = 0

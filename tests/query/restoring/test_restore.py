@@ -73,11 +73,11 @@ def test_operators_are_added_removed_and_renamed(job: Job) -> None:
     before = digests(Path(savepoint))
     job.feed.add(EPOCHS[2])
     one = operators(job.but(location="loc1", out="out1"), "v")
-    with refused(ckpt.RestoreError, "'k'", "allowNonRestoredState", unchanged=job.base):
+    with refused(ckpt.errors.RestoreError, "'k'", "allowNonRestoredState", unchanged=job.base):
         one.start(savepoint)
-    plan = ckpt.plan_restore(savepoint, one.writer())
+    plan = ckpt.location(savepoint).plan(one.writer())
     assert [row.outcome for row in plan.states if row.operator == "k"] == ["refused", "refused"]
-    plan = ckpt.plan_restore(savepoint, one.df(), allowNonRestoredState=True)
+    plan = ckpt.location(savepoint).plan(one.df(), allowNonRestoredState=True)
     assert not plan.refused
     assert re.search(r"k +sum +dropped", str(plan))
     assert re.search(r"v +sum +restored", str(plan))
@@ -86,9 +86,9 @@ def test_operators_are_added_removed_and_renamed(job: Job) -> None:
     assert restored is not None
     assert (restored.path, restored.epoch, restored.needs_original) == (savepoint, 1, False)
     assert one.result() == in_order(since("v", 2))
-    renamed = ckpt.rename_uid(savepoint, {"k": "other"}, str(job.base / "renamed")).path
+    renamed = ckpt.location(savepoint).rename_uid({"k": "other"}, str(job.base / "renamed")).path
     other = operators(job.but(location="loc2", out="out2"), "kv")
-    plan = ckpt.plan_restore(renamed, other.df(), allowNonRestoredState=True)
+    plan = ckpt.location(renamed).plan(other.df(), allowNonRestoredState=True)
     assert {row.operator: row.outcome for row in plan.states if row.state == "(operator)"} == {
         "k": "new", "v": "restored", "other": "dropped",
     }  # fmt: skip
@@ -125,7 +125,7 @@ def test_claimed_and_fallen_back(job: Job) -> None:
     assert in_order(fork.result() + both[1]) == both[2]
     flip_bit(Path(checkpoint) / "_metadata")
     back = job.but(location="loc2", out="out2")
-    with refused(ckpt.CorruptFileError, checkpoint, "fallback", unchanged=job.base):
+    with refused(ckpt.errors.CorruptFileError, checkpoint, "fallback", unchanged=job.base):
         back.start(checkpoint)
     before = digests(job.location_path)
     query = back.using({f"{RECOVERY}fallback": "true"}).run(checkpoint)
@@ -166,7 +166,7 @@ def test_a_claim_of_a_driver_that_died_is_given_up(
         assert completed(query)
         assert query.lastRestore.claim_mode == "NO_CLAIM"
         assert any("is not deleted" in text for text in caplog.messages) == (mode is not None)
-    assert ckpt.verify(savepoint)
+    assert ckpt.location(savepoint).verify()
 
 
 @pytest.mark.further
@@ -178,12 +178,12 @@ def test_sources_and_arguments_that_do_not_fit(job: Job) -> None:
     other = Feed(job.base / "in2")
     rows = job.but(feed=other).stream().selectExpr("k", "v", "v")
     more = fork.but(plan=lambda job: side_by_side(job, "kv").union(rows))
-    with refused(ckpt.RestoreError, "1 sources", "reads 2", unchanged=job.base):
+    with refused(ckpt.errors.RestoreError, "1 sources", "reads 2", unchanged=job.base):
         more.start(checkpoint)
-    with refused(ckpt.ConfigurationError, "claimMode", "NO_CLAIM", unchanged=job.base):
+    with refused(ckpt.errors.ConfigurationError, "claimMode", "NO_CLAIM", unchanged=job.base):
         fork.writer().restoreFrom(checkpoint, claimMode="TAKE")
     migrations = {"gone": {"sum": ckpt.Migration(renamed_from="x")}}
-    with refused(ckpt.PlanError, "'gone'", unchanged=job.base):
+    with refused(ckpt.errors.PlanError, "'gone'", unchanged=job.base):
         fork.writer().restoreFrom(checkpoint, migrations=migrations).start()
 
 
@@ -200,12 +200,12 @@ def test_migrations_of_a_restore(job: Job) -> None:
     for parallelism in (2, 3):
         fork = fork.but(location=f"loc{parallelism}", out=f"out{parallelism}")
         with session_conf(job.spark, {"spark.sql.shuffle.partitions": str(parallelism)}):
-            plan = ckpt.plan_restore(checkpoint, fork.df(), migrations=migrations)
+            plan = ckpt.location(checkpoint).plan(fork.df(), migrations=migrations)
             assert ("fruits", "migrated") in {(row.state, row.outcome) for row in plan.states}
             writer = fork.writer().restoreFrom(checkpoint, migrations=migrations)
-            of_writer = ckpt.plan_restore(checkpoint, writer)
+            of_writer = ckpt.location(checkpoint).plan(writer)
             assert of_writer.states == plan.states
-            without = ckpt.plan_restore(checkpoint, writer, migrations={})
+            without = ckpt.location(checkpoint).plan(writer, migrations={})
             assert ("fruits", "new") in {(row.state, row.outcome) for row in without.states}
             writer.trigger(availableNow=True).start().awaitTermination()
         assert emitted(fork, 1) == dict.fromkeys(KEYS, NEW_EMITTED)

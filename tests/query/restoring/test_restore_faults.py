@@ -106,9 +106,9 @@ def test_each_single_operation_of_a_restore_fails_in_turn(
         print(f"fault {number} of {len(operations)}: {what} -> {error!r}")
         location = tmp_path / f"{number}" / "location"
         if error is not None:
-            assert isinstance(error, (OSError, ckpt.CkptError)), error
+            assert isinstance(error, (OSError, ckpt.errors.CkptError)), error
         if is_unfinished(location):
-            with refused(ckpt.RestoreError, "has not ended", unchanged=location):
+            with refused(ckpt.errors.RestoreError, "has not ended", unchanged=location):
                 restores.start(location.parent, restore=False)
         restores.succeed(number, chance.choice([2, 3]))
     assert digests(restores.savepoint) == before

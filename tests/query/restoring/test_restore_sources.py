@@ -268,7 +268,7 @@ def test_a_hostile_source_log_reads_nothing_else(job: Job) -> None:
     assert sequences(fork.result()) == counted_after(job.feed.rows, 40)
 
     with_log(savepoint, metadata, "1", content)
-    with pytest.raises(ckpt.CorruptFileError, match="batch 2, beyond its own 1"):
+    with pytest.raises(ckpt.errors.CorruptFileError, match="batch 2, beyond its own 1"):
         job.but(location="loc3", out="out3").start(savepoint)
 
 
@@ -311,9 +311,9 @@ def test_an_offset_of_another_kind_of_source(job: Job) -> None:
         of_rate = query.stopWithSavepoint(str(job.base / "savepoints")).path
     fork = {"location": "loc3", "out": "out3"}
     micro = job.but(plan=of("rate-micro-batch"), **fork)
-    with refused(ckpt.RestoreError, "source 0", "rate", "a file source", unchanged=job.base):
+    with refused(ckpt.errors.RestoreError, "source 0", "rate", "a file source", unchanged=job.base):
         rate.but(**fork).start(of_files)
-    with refused(ckpt.RestoreError, "source 0", "FileSource", "rate", unchanged=job.base):
+    with refused(ckpt.errors.RestoreError, "source 0", "FileSource", "rate", unchanged=job.base):
         job.but(**fork).start(of_rate)
-    with refused(ckpt.RestoreError, "rate-micro-batch", "of rate", unchanged=job.base):
+    with refused(ckpt.errors.RestoreError, "rate-micro-batch", "of rate", unchanged=job.base):
         micro.start(of_rate)

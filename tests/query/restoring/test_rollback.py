@@ -51,15 +51,18 @@ def test_rollback(job: Job) -> None:
     to, location = f"chk-{ids[0]}", str(job.location_path)
     highest = max(row.checkpoint_id for row in completed(query))
     with job.running() as query:
-        with refused(ckpt.RestoreError, query.id, "stop", unchanged=job.base / "out"):
-            ckpt.rollback(location, to)
+        with refused(ckpt.errors.RestoreError, query.id, "stop", unchanged=job.base / "out"):
+            ckpt.location(location).rollback(to)
     names = [place.parent.name for place in job.checkpoint_path.glob("chk-*/_metadata")]
     retained = f"({', '.join(sorted(names, key=lambda name: int(name[4:])))})"
-    for error, other in ((ckpt.CheckpointNotFoundError, "chk-99"), (ckpt.RestoreError, "newest")):
+    for error, other in (
+        (ckpt.errors.CheckpointNotFoundError, "chk-99"),
+        (ckpt.errors.RestoreError, "newest"),
+    ):
         with refused(error, other, retained, unchanged=job.location_path / "offsets"):
-            ckpt.rollback(location, other)
+            ckpt.location(location).rollback(other)
     before = digests(job.location_path)
-    made = ckpt.rollback(location, to)
+    made = ckpt.location(location).rollback(to)
     kept = Path(made.kept)
     moved = {str(kept / Path(k).relative_to(job.location_path)): v for k, v in before.items()}
     claims = {str(path) for path in kept.glob("_swap-*")}  # and a term of a driver, below
@@ -67,7 +70,7 @@ def test_rollback(job: Job) -> None:
     (term,) = found.keys() - moved.keys()
     assert Path(term).parent.name == "drivers"
     assert {k: v for k, v in found.items() if k != term} == moved
-    with refused(ckpt.RestoreError, "out", "new path", unchanged=job.base):
+    with refused(ckpt.errors.RestoreError, "out", "new path", unchanged=job.base):
         job.run()
     again = job.but(out="out2")
     query = again.run()
@@ -76,18 +79,18 @@ def test_rollback(job: Job) -> None:
     assert query.lastRestore is not None
     assert min(row.checkpoint_id for row in completed(query)) > highest
     (job.location_path / "_rollback").write_text("{}")
-    with refused(ckpt.RestoreError, "interrupted", "rollback", unchanged=job.base):
+    with refused(ckpt.errors.RestoreError, "interrupted", "rollback", unchanged=job.base):
         again.run()
     (job.location_path / "_rollback").unlink()
-    undone = ckpt.rollback(location, kept.name)
+    undone = ckpt.location(location).rollback(kept.name)
     assert Path(undone.kept) != kept
     assert not kept.exists()
     job.feed.add(events_of(3))
     job.run()
     assert job.result() == expected(job.feed.rows)
     flip_bit(job.checkpoint_path / to / "_metadata")
-    with refused(ckpt.CorruptFileError, to, unchanged=job.location_path / "offsets"):
-        ckpt.rollback(location, to)
+    with refused(ckpt.errors.CorruptFileError, to, unchanged=job.location_path / "offsets"):
+        ckpt.location(location).rollback(to)
 
 
 @pytest.mark.further
@@ -107,19 +110,19 @@ def test_a_rollback_that_fails_leaves_nothing_behind(
     damaged = checkpoints / min(paths_in(newest["operators"]) - first)
     flip_bit(damaged)
     before = digests(job.base)
-    with pytest.raises(ckpt.CorruptFileError, match=damaged.name):
-        ckpt.rollback(str(job.location_path), of_epoch[1], str(outside))
+    with pytest.raises(ckpt.errors.CorruptFileError, match=damaged.name):
+        ckpt.location(str(job.location_path)).rollback(of_epoch[1], str(outside))
     (term,) = digests(job.base).keys() - before.keys()  # of a driver: others are fenced
     assert Path(term).parent.name == "drivers"
     assert before.items() <= digests(job.base).items()
 
     with monkeypatch.context() as patch:  # as if it were killed: nothing is cleared
         patch.setattr(rolling_back, "_remove_staged", lambda *_: None)
-        with pytest.raises(ckpt.CorruptFileError, match=damaged.name):
-            ckpt.rollback(str(job.location_path), of_epoch[1], str(outside))
+        with pytest.raises(ckpt.errors.CorruptFileError, match=damaged.name):
+            ckpt.location(str(job.location_path)).rollback(of_epoch[1], str(outside))
     assert len(list(outside.iterdir())) == 2
     assert len(list(job.location_path.glob("_rolling_back-*"))) == 1
-    ckpt.rollback(str(job.location_path), of_epoch[0], str(outside))
+    ckpt.location(str(job.location_path)).rollback(of_epoch[0], str(outside))
     assert not list(job.location_path.glob("_rolling_back-*"))
     assert len(list(outside.iterdir())) == 2
     again = job.but(out="out2")
@@ -146,11 +149,13 @@ def test_a_query_that_another_application_runs_is_refused(
     waits_until(monkeypatch, lambda: newest.rename(newest.with_name(f"9{newest.name[1:]}")))
     # Nothing is claimed either: a driver that runs on is not fenced.
     drivers = list((job.checkpoint_path / "drivers").iterdir())
-    with refused(ckpt.RestoreError, "runs", "sign of life", unchanged=job.location_path / "state"):
-        ckpt.rollback(location, names[1])
+    with refused(
+        ckpt.errors.RestoreError, "runs", "sign of life", unchanged=job.location_path / "state"
+    ):
+        ckpt.location(location).rollback(names[1])
     assert list((job.checkpoint_path / "drivers").iterdir()) == drivers
     assert not list(job.location_path.glob("_before_rollback-*"))
-    ckpt.rollback(location, names[1], force=True)
+    ckpt.location(location).rollback(names[1], force=True)
     job.but(out="out2").run()
     assert job.but(out="out2").result() == expected_after(job.feed.rows, 40)
 
@@ -171,10 +176,10 @@ def test_a_query_that_a_connect_server_may_run_is_refused_however_silent_it_is(
     assert not started.outlives_client
     over_connect = msgspec.structs.replace(started, outlives_client=True)
     newest.write_bytes(encode_run_record(over_connect))
-    with refused(ckpt.RestoreError, "Spark Connect", "Attach", "force", unchanged=job.base):
-        ckpt.rollback(location, names[1])
+    with refused(ckpt.errors.RestoreError, "Spark Connect", "Attach", "force", unchanged=job.base):
+        ckpt.location(location).rollback(names[1])
     newest.write_bytes(encode_run_record(started))
-    back = ckpt.rollback(location, names[1])  # a driver that is gone
+    back = ckpt.location(location).rollback(names[1])  # a driver that is gone
     assert Path(back.kept).name.startswith("_before_rollback-")
 
 
@@ -189,9 +194,9 @@ def test_an_undo_finds_the_checkpoints_of_the_query(
         job.feed.add(events_of(epoch))
         query = job.run()
     to = f"chk-{min(row.checkpoint_id for row in completed(query))}"
-    kept = Path(ckpt.rollback(location, to, outside).kept).name
-    ckpt.rollback(location, kept, outside)  # no query has run there since
-    kept = Path(ckpt.rollback(location, to, outside).kept).name
+    kept = Path(ckpt.location(location).rollback(to, outside).kept).name
+    ckpt.location(location).rollback(kept, outside)  # no query has run there since
+    kept = Path(ckpt.location(location).rollback(to, outside).kept).name
     again = job.but(out="out2")
     with again.running() as query:
         query.processAllAvailable()
@@ -199,17 +204,19 @@ def test_an_undo_finds_the_checkpoints_of_the_query(
         monkeypatch.setattr(ClassicSession, "is_active", lambda *_: False)
         elsewhere = str(job.base / "elsewhere")
         for force in (True, False):
-            with refused(ckpt.RestoreError, "checkpointsDirectory", unchanged=job.location_path):
-                ckpt.rollback(location, kept, elsewhere, force=force)
+            with refused(
+                ckpt.errors.RestoreError, "checkpoints_directory", unchanged=job.location_path
+            ):
+                ckpt.location(location).rollback(kept, elsewhere, force=force)
         for right in (outside, None):
             waits_until(monkeypatch, query._coordinator._recorder._note)
-            with refused(ckpt.RestoreError, "query runs", unchanged=job.location_path):
-                ckpt.rollback(location, kept, right)
+            with refused(ckpt.errors.RestoreError, "query runs", unchanged=job.location_path):
+                ckpt.location(location).rollback(kept, right)
         job.feed.add(events_of(2))
         query.processAllAvailable()
     again.run()
     assert again.result() == expected_after(job.feed.rows, 20)
-    ckpt.rollback(location, kept, force=True)  # the user knows that it is stopped
+    ckpt.location(location).rollback(kept, force=True)  # the user knows that it is stopped
 
 
 def three_epochs(job: Job) -> tuple[Job, dict[int, str], str]:
@@ -239,12 +246,12 @@ def test_of_two_rollbacks_at_once_the_later_one_counts(
 
     def beside_another(*arguments: Any, **named: Any) -> None:
         monkeypatch.setattr(rolling_back, "seed", seed)
-        ckpt.rollback(location, names[0])
+        ckpt.location(location).rollback(names[0])
         seed(*arguments, **named)
 
     monkeypatch.setattr(rolling_back, "seed", beside_another)
-    with pytest.raises(ckpt.FencedError):
-        ckpt.rollback(location, names[1])
+    with pytest.raises(ckpt.errors.FencedError):
+        ckpt.location(location).rollback(names[1])
     assert len(list(job.location_path.glob("_before_rollback-*"))) == 1
     again = job.but(out="out2")
     again.run()
@@ -274,14 +281,14 @@ def test_a_rollback_that_fails_leaves_what_the_later_one_stages(
         def beside_another(*arguments: Any, **named: Any) -> None:
             monkeypatch.setattr(rolling_back, "seed", seed)
             monkeypatch.setattr(rolling_back, "swap", waits)
-            later.append(pool.submit(ckpt.rollback, location, names[0], outside))
+            later.append(pool.submit(ckpt.location(location).rollback, names[0], outside))
             assert staged.wait(60)
             msg = "what was staged is gone"
             raise OSError(msg)
 
         monkeypatch.setattr(rolling_back, "seed", beside_another)
-        with pytest.raises(ckpt.FencedError):
-            ckpt.rollback(location, names[1], outside)
+        with pytest.raises(ckpt.errors.FencedError):
+            ckpt.location(location).rollback(names[1], outside)
         has_failed.set()
         assert later[0].result(60).to == names[0]
     again = job.but(out="out2")
@@ -302,15 +309,15 @@ def test_a_rollback_that_is_overtaken_at_its_last_step_changes_nothing(
     def overtaken(*arguments: Any) -> None:
         monkeypatch.setattr(rolling_back, "swap", swap)
         if finished:
-            ckpt.rollback(location, names[0])
+            ckpt.location(location).rollback(names[0])
         else:
             with closing(find_store(LocalStorage(job.checkpoint_path))) as store:
                 store.claim()
         swap(*arguments)
 
     monkeypatch.setattr(rolling_back, "swap", overtaken)
-    with pytest.raises(ckpt.FencedError):
-        ckpt.rollback(location, names[1])
+    with pytest.raises(ckpt.errors.FencedError):
+        ckpt.location(location).rollback(names[1])
     again = job.but(out="out2") if finished else job
     again.run()
     wanted = expected_after(job.feed.rows, 20) if finished else expected(job.feed.rows)
@@ -325,10 +332,12 @@ def test_a_location_whose_copy_runs_goes_back(job: Job) -> None:
     shutil.copytree(location, copy.location_path)
     with copy.running() as query:
         query.processAllAvailable()
-        done = ckpt.rollback(location, names[0])
-        with pytest.raises(ckpt.RestoreError, match=rf"runs at {copy.location_path}: stop it"):
-            ckpt.rollback(str(copy.location_path), names[0])
-        ckpt.rollback(location, Path(done.kept).name)
+        done = ckpt.location(location).rollback(names[0])
+        with pytest.raises(
+            ckpt.errors.RestoreError, match=rf"runs at {copy.location_path}: stop it"
+        ):
+            ckpt.location(str(copy.location_path)).rollback(names[0])
+        ckpt.location(location).rollback(Path(done.kept).name)
         query.processAllAvailable()
         assert query.isActive
     assert job.result() == expected(job.feed.rows)
@@ -339,9 +348,9 @@ def test_a_query_that_is_being_drained_is_refused(job: Job) -> None:
     """Its run has ended, and its last epoch may run: in it, all timers fire."""
     job, names, location = three_epochs(job)
     (job.location_path / "_draining").write_text('{"epoch":3,"drained_at_ms":9,"watermark_ms":0}')
-    with refused(ckpt.RestoreError, "drained", "force=True", unchanged=job.location_path):
-        ckpt.rollback(location, names[1])
-    assert ckpt.rollback(location, names[1], force=True).to == names[1]
+    with refused(ckpt.errors.RestoreError, "drained", "force=True", unchanged=job.location_path):
+        ckpt.location(location).rollback(names[1])
+    assert ckpt.location(location).rollback(names[1], force=True).to == names[1]
 
 
 @pytest.mark.further
@@ -362,11 +371,11 @@ def test_savepoints_and_shadows_in_the_location_stay_where_they_are(job: Job) ->
     left = location / "_shadow-0123456789ab" / "candidate" / "metadata"
     left.parent.mkdir(parents=True)
     left.touch()
-    made = ckpt.rollback(str(location), f"chk-{checkpoint.checkpoint_id}")
+    made = ckpt.location(str(location)).rollback(f"chk-{checkpoint.checkpoint_id}")
     assert left.exists()
     assert {"offsets", "pyspark_ckpt"} <= {path.name for path in Path(made.kept).iterdir()}
     for savepoint in (first, second, third):
-        assert ckpt.verify(savepoint.path)
+        assert ckpt.location(savepoint.path).verify()
 
 
 @pytest.mark.further
@@ -382,5 +391,5 @@ def test_records_that_cannot_be_listed_are_no_silence(
         return found(storage, directory)
 
     monkeypatch.setattr(LocalStorage, "list", listed)
-    with refused(ckpt.RestoreError, "cannot be listed", "force", unchanged=job.base):
-        ckpt.rollback(location, names[1])
+    with refused(ckpt.errors.RestoreError, "cannot be listed", "force", unchanged=job.base):
+        ckpt.location(location).rollback(names[1])

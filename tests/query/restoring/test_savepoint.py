@@ -167,7 +167,7 @@ def test_taken_between_two_epochs(job: Job) -> None:
     assert job.result() == expected(job.feed.rows)
     assert [each.format for each in savepoints] == ["CANONICAL", "NATIVE"]
     for savepoint in savepoints:
-        ckpt.verify(savepoint.path)
+        ckpt.location(savepoint.path).verify()
     table = pq.read_table(sorted(Path(savepoints[0].path).glob("shared/*.parquet"))[0])
     groups = [group for group in table["key_group"].to_pylist() if group is not None]
     assert groups == sorted(groups)
@@ -186,7 +186,7 @@ def test_a_failure_on_the_executors(job: Job) -> None:
         path = files_below(job.checkpoint_path / "taskowned")[0]
         whole, threads = path.read_bytes(), own_threads()
         flip_bit(path)
-        with pytest.raises(ckpt.CorruptFileError, match=path.name):
+        with pytest.raises(ckpt.errors.CorruptFileError, match=path.name):
             query.triggerSavepoint()
         assert list((job.base / "savepoints").iterdir()) == []
         assert own_threads() <= threads
@@ -194,12 +194,12 @@ def test_a_failure_on_the_executors(job: Job) -> None:
         job.feed.add(events_of(2))
         query.processAllAvailable()
         savepoint = query.triggerSavepoint()
-        shown = ckpt.history(str(job.location_path)).query("kind == 'savepoint'")
+        shown = ckpt.location(str(job.location_path)).history().query("kind == 'savepoint'")
     assert list(shown.status) == ["aborted", "completed"]
     assert path.name in shown.reason.iloc[0]
     assert job.result() == expected(job.feed.rows)
-    ckpt.verify(savepoint.path)
-    ckpt.dispose_savepoint(savepoint.path)
+    ckpt.location(savepoint.path).verify()
+    ckpt.location(savepoint.path).dispose()
     assert list((job.base / "savepoints").iterdir()) == []
 
 
@@ -217,10 +217,10 @@ def test_what_a_failed_savepoint_leaves_goes_with_the_next_start(
         with monkeypatch.context() as failing:
             failing.setattr(retrying_storage, "PAUSES_SECONDS", ())
             failing.setattr(LocalStorage, "delete_directory", lambda *_: None)
-            with pytest.raises(ckpt.CorruptFileError, match=path.name):
+            with pytest.raises(ckpt.errors.CorruptFileError, match=path.name):
                 query.triggerSavepoint()
         path.write_bytes(whole)
-        shown = ckpt.history(str(job.location_path)).query("kind == 'savepoint'")
+        shown = ckpt.location(str(job.location_path)).history().query("kind == 'savepoint'")
         assert sorted(shown.status) == ["aborted", "begun"]
         assert files_below(job.base / "savepoints")
     job.feed.add(events_of(1))  # a driver that commits an epoch knows that the one before has ended
@@ -239,7 +239,7 @@ def test_sink_of_a_fork(job: Job) -> None:
     job.feed.add(events_of(2))
     before = digests(job.base)
     fork = job.but(location="loc2")
-    with pytest.raises(ckpt.RestoreError, match=re.escape(str(job.base / "out"))) as refused:
+    with pytest.raises(ckpt.errors.RestoreError, match=re.escape(str(job.base / "out"))) as refused:
         fork.run(restore=savepoint)
     assert "another query" in str(refused.value)
     assert "new path" in str(refused.value)
@@ -280,7 +280,7 @@ def test_a_fork_into_a_table(job: Job) -> None:
     run(fork, name)  # its location has epochs: it continues from there
     assert shown() == expected_after(job.feed.rows, 40)
     before = digests(job.base)
-    with pytest.raises(ckpt.RestoreError, match="new path or table"):
+    with pytest.raises(ckpt.errors.RestoreError, match="new path or table"):
         run(other, name)
     assert digests(job.base) == before
     job.spark.sql(f"DROP TABLE {name}")
@@ -290,7 +290,7 @@ def test_a_fork_into_a_table(job: Job) -> None:
 def test_nothing_to_save_yet(job: Job) -> None:
     """Scenario 31: without a committed epoch a savepoint is refused and leaves nothing."""
     with job.running() as query:
-        with pytest.raises(ckpt.CheckpointAbortedError, match="epoch"):
+        with pytest.raises(ckpt.errors.CheckpointAbortedError, match="epoch"):
             query.triggerSavepoint()
         assert not files_below(job.base / "savepoints")
         job.feed.add(events_of(0))

@@ -118,7 +118,7 @@ def in_another_order(job: Job, processor: type = Everything) -> Callable[[], Dat
     return build
 
 
-def compared(shadow: ckpt.Shadow, query: ckpt.CheckpointedQuery) -> ckpt.ShadowReport:
+def compared(shadow: ckpt.Shadow, query: ckpt.CheckpointedQuery) -> ckpt.results.ShadowReport:
     """Wait until the shadow has compared what the query has committed."""
     query.processAllAvailable()
     last = query._coordinator.files.spark_log.committed_epoch()
@@ -165,14 +165,14 @@ def test_a_planted_difference_is_named(job: Job) -> None:
         query = begun(job)
         with ckpt.shadow(query, in_another_order(job, Planted), epochs=1) as shadow:
             assert shadow.report.epochs == 0
-            with pytest.raises(ckpt.ConfigurationError, match="no epoch was compared"):
+            with pytest.raises(ckpt.errors.ConfigurationError, match="no epoch was compared"):
                 shadow.promote(str(job.base / "savepoints"))
             epoch_of(job, 5)
             query.processAllAvailable()
             assert shadow.awaitTermination(60)
             assert shadow.report.stopped == "1 epochs were compared"
             with pytest.raises(
-                ckpt.ConfigurationError, match=r"differs from the original(?s:.)*k7"
+                ckpt.errors.ConfigurationError, match=r"differs from the original(?s:.)*k7"
             ):
                 shadow.promote(str(job.base / "savepoints"))
         report = shadow.report
@@ -232,7 +232,7 @@ def test_forks_have_the_settings_of_the_query_in_sessions_of_their_own(job: Job)
         failing = ckpt.shadow(query, job.but(processor=Fails).df())
         epoch_of(job, 9)
         query.processAllAvailable()
-        with pytest.raises(ckpt.ProcessorError, match="no luck"):
+        with pytest.raises(ckpt.errors.ProcessorError, match="no luck"):
             failing.awaitTermination(60)
         failing.discard()
         assert waits.is_alive()
@@ -262,15 +262,19 @@ def test_what_is_refused_before_a_savepoint_is_taken(
         query = job.start()
         query.processAllAvailable()
         before = digests(job.location_path)
-        with pytest.raises(ckpt.ConfigurationError, match="keys has missing"):
+        with pytest.raises(ckpt.errors.ConfigurationError, match="keys has missing"):
             ckpt.shadow(query, job.df, keys=["missing"])
-        with pytest.raises(ckpt.ConfigurationError, match=r"options has path: give spark.ckpt."):
+        with pytest.raises(
+            ckpt.errors.ConfigurationError, match=r"options has path: give spark.ckpt."
+        ):
             ckpt.shadow(query, job.df, options={"path": "elsewhere"})
-        with pytest.raises(ckpt.ConfigurationError, match=BACKEND):
+        with pytest.raises(ckpt.errors.ConfigurationError, match=BACKEND):
             ckpt.shadow(query, job.df, options={BACKEND: "none"})
-        with pytest.raises(ckpt.ConfigurationError, match="is the checkpointLocation of a query"):
+        with pytest.raises(
+            ckpt.errors.ConfigurationError, match="is the checkpointLocation of a query"
+        ):
             ckpt.shadow(query, job.df, directory=str(other))
-        with pytest.raises(ckpt.PlanError):
+        with pytest.raises(ckpt.errors.PlanError):
             ckpt.shadow(query, no_stream)
         assert digests(job.location_path) == before
         query.stop()
@@ -339,20 +343,20 @@ def test_a_shadow_that_ends(job: Job) -> None:
         query = begun(job)
         query.triggerCheckpoint()
         before = digests(job.location_path)
-        with pytest.raises(ckpt.ConfigurationError, match="tolerance"):
+        with pytest.raises(ckpt.errors.ConfigurationError, match="tolerance"):
             ckpt.shadow(query, job.df(), tolerance=2.0)
         shadow = ckpt.shadow(query, job.df())
         assert Path(shadow.directory.removeprefix("file://")).parent == job.location_path
         shadow.discard()
         assert digests(job.location_path) == before
         assert [row for row in query.checkpoints().collect() if row.kind == "savepoint"] == []
-        with pytest.raises(ckpt.ConfigurationError, match="was discarded"):
+        with pytest.raises(ckpt.errors.ConfigurationError, match="was discarded"):
             shadow.promote(str(job.base / "savepoints"))
 
         failing = ckpt.shadow(query, job.but(processor=Fails).df(), directory=str(job.base / "s"))
         epoch_of(job, 5)
         query.processAllAvailable()
-        with pytest.raises(ckpt.ProcessorError, match="no luck"):
+        with pytest.raises(ckpt.errors.ProcessorError, match="no luck"):
             failing.awaitTermination(60)
         assert "the candidate failed in epoch" in str(failing.report.stopped)
         failing.discard()
@@ -363,7 +367,7 @@ def test_a_shadow_that_ends(job: Job) -> None:
         query.stop()
         assert left.awaitTermination(60)
         assert left.report.stopped == "the query has ended"
-        with pytest.raises(ckpt.CkptError, match="has ended: start it"):
+        with pytest.raises(ckpt.errors.CkptError, match="has ended: start it"):
             ckpt.shadow(query, job.df())
         left.discard()
 
@@ -384,12 +388,12 @@ def test_a_shadow_of_a_query_that_is_rolled_back(job: Job) -> None:
         epoch_of(job, 5)
         report = compared(shadow, query)
         query.stop()
-        ckpt.rollback(str(job.location_path), f"chk-{checkpoint.checkpoint_id}")
+        ckpt.location(str(job.location_path)).rollback(f"chk-{checkpoint.checkpoint_id}")
         with job.but(out="again").running() as again:
             for second in (9, 14):
                 epoch_of(job, second)
                 again.processAllAvailable()
-            with pytest.raises(ckpt.CheckpointAbortedError, match="was rolled back"):
+            with pytest.raises(ckpt.errors.CheckpointAbortedError, match="was rolled back"):
                 shadow.awaitTermination(60)
         assert shadow.report.last_epoch == report.last_epoch
         assert "rolled back" in str(shadow.report.stopped)

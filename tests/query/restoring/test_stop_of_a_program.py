@@ -34,5 +34,5 @@ def test_the_program_does_not_end_before_the_savepoint_is_made(tmp_path: Path, w
         )  # fmt: skip
         printed = json.loads(done.stdout)
         assert done.returncode == 0, printed
-        assert ckpt.verify(printed["path"])
+        assert ckpt.location(printed["path"]).verify()
         assert program.wait(120) == 0

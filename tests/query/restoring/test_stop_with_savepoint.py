@@ -65,7 +65,9 @@ def test_nothing_is_lost_or_repeated_between_two_queries(job: Job) -> None:
 def test_a_query_that_ended_before_its_first_epoch(job: Job) -> None:
     query = job.run()
     for save in (query.triggerSavepoint, query.stopWithSavepoint):
-        with pytest.raises(ckpt.CheckpointAbortedError, match="has ended before its first epoch"):
+        with pytest.raises(
+            ckpt.errors.CheckpointAbortedError, match="has ended before its first epoch"
+        ):
             save(str(job.base / "sp"))
 
 
@@ -76,9 +78,9 @@ def test_a_stop_that_cannot_save_is_refused(job: Job) -> None:
     (job.base / "file").write_text("in the way")
     with job.running() as query:
         query.processAllAvailable()
-        with pytest.raises(ckpt.ConfigurationError, match="savepoint-dir"):
+        with pytest.raises(ckpt.errors.ConfigurationError, match="savepoint-dir"):
             query.stopWithSavepoint()
-        with pytest.raises(ckpt.ConfigurationError, match="NATIVE"):
+        with pytest.raises(ckpt.errors.ConfigurationError, match="NATIVE"):
             query.stopWithSavepoint(str(job.base / "sp"), format="other")
         with pytest.raises(OSError, match="file"):
             query.stopWithSavepoint(str(job.base / "file"))
@@ -88,7 +90,7 @@ def test_a_stop_that_cannot_save_is_refused(job: Job) -> None:
         assert not files_below(job.base / "sp")
     assert job.result() == expected(job.feed.rows)
     with job.running() as again:  # it must not be stopped for an epoch of the first one
-        with pytest.raises(ckpt.FencedError):
+        with pytest.raises(ckpt.errors.FencedError):
             query.stopWithSavepoint(str(job.base / "sp"))
         assert again.isActive
         assert not files_below(job.base / "sp")
@@ -165,7 +167,7 @@ def test_a_drain_that_is_cut_is_finished_by_the_next_start(
         with pytest.raises(InterruptedError):
             query.stopWithSavepoint(drain=True)
     assert (job.location_path / "_draining").exists()
-    with pytest.raises(ckpt.CheckpointAbortedError, match="drain was interrupted"):
+    with pytest.raises(ckpt.errors.CheckpointAbortedError, match="drain was interrupted"):
         query.triggerSavepoint()
     assert not files_below(job.base / "savepoints")
     job.feed.add([(k, 20, at(5)) for k in KEYS])
@@ -194,7 +196,7 @@ def test_a_drain_that_two_drivers_finish(job: Job, monkeypatch: pytest.MonkeyPat
 
     def run(self: LastEpochs, drain: Drain | None) -> None:
         ran.append(drain)
-        with pytest.raises(ckpt.FencedError):
+        with pytest.raises(ckpt.errors.FencedError):
             query._coordinator.lease.check()
         real_run(self, drain)  # of the first driver
         assert self.finish_last_step()

@@ -256,9 +256,9 @@ def test_keys(spark: SparkSession, tmp_path: Path, keys: tuple[str, ...]) -> Non
 def test_keys_that_spark_cannot_hash(spark: SparkSession, tmp_path: Path, ddl: str) -> None:
     """A key column of such a type is refused when the query is built, with column and type."""
     df = Feed(tmp_path / "in").stream(spark).withColumn("bad", F.expr(f"cast(null as {ddl})"))
-    with refused(ckpt.PlanError, "'bad'", ddl.replace(" ", ""), unchanged=tmp_path):
+    with refused(ckpt.errors.PlanError, "'bad'", ddl.replace(" ", ""), unchanged=tmp_path):
         ckpt.key_by(df, "k", "bad")
-    with refused(ckpt.NotBuiltYetError, "'odd'", "interval", unchanged=tmp_path):
+    with refused(ckpt.errors.NotBuiltYetError, "'odd'", "interval", unchanged=tmp_path):
         ckpt.key_by(df.withColumn("odd", F.expr("make_interval(1)")), "k")
 
 
@@ -443,12 +443,12 @@ def test_the_limits_of_types_are_read_in_every_way(spark: SparkSession, tmp_path
     with job.running() as query:
         query.processAllAvailable()
         live = query.state("op", "value").to_arrow()
-        keys = {key: query.state("op", "value").get(key).value for key in LIMITS}
+        keys = {key: query.state("op", "value").get(key) for key in LIMITS}
         savepoint = query.triggerSavepoint(str(tmp_path / "savepoints"))
     result = spark.read.schema(job.output).parquet(str(tmp_path / "out")).collect()
     assert len(result) == 2 * 2 * 5
     assert [row for row in result if not row.is_same] == []
-    with ckpt.open_state(savepoint.path) as snapshot:
+    with ckpt.location(savepoint.path).state() as snapshot:
         stored = snapshot.state("op", "value")
         tables = [live, stored.to_arrow().read_all()]
         tables += [snapshot.state("op", name).to_arrow().read_all() for name in ("list", "map")]

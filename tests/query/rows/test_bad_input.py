@@ -102,17 +102,21 @@ def test_another_program(
 ) -> None:
     """A savepoint does not start a program that its state does not belong to."""
     fork = saved.job.but(base=tmp_path, **change)
-    with refused(ckpt.CkptError, *mentions, unchanged=saved.savepoint) as caught:
+    with refused(ckpt.errors.CkptError, *mentions, unchanged=saved.savepoint) as caught:
         fork.run(restore=saved.savepoint)
-    assert caught.type in (ckpt.RestoreError, ckpt.IncompatibleStateError, ckpt.PlanError)
+    assert caught.type in (
+        ckpt.errors.RestoreError,
+        ckpt.errors.IncompatibleStateError,
+        ckpt.errors.PlanError,
+    )
     assert fork.result() == []
     if fork.location_path.exists():
-        with refused(ckpt.CkptError, unchanged=fork.location_path):
+        with refused(ckpt.errors.CkptError, unchanged=fork.location_path):
             fork.run()
 
 
 def with_more_key_groups(job: Job) -> DataFrame:
-    return job.process(ckpt.key_by(job.stream(), *job.keys, maxParallelism=256))
+    return job.process(ckpt.key_by(job.stream(), *job.keys, max_parallelism=256))
 
 
 @pytest.mark.wide_variants
@@ -124,7 +128,7 @@ def with_more_key_groups(job: Job) -> DataFrame:
         {"processor": CountAsInt},
         {"keys": ("v",), "output": "k long, n long"},
     ],
-    ids=["maxParallelism", "uid", "state schema", "key schema"],
+    ids=["max_parallelism", "uid", "state schema", "key schema"],
 )
 def test_another_program_at_the_same_location(job: Job, change: dict[str, Any]) -> None:
     """A location does not continue with a changed program; with the right one it does.
@@ -136,7 +140,7 @@ def test_another_program_at_the_same_location(job: Job, change: dict[str, Any]) 
     job.run()
     job.feed.add(events_of(1))
     changed = job.but(**change)
-    with refused(ckpt.IncompatibleStateError, "count", unchanged=job.base):
+    with refused(ckpt.errors.IncompatibleStateError, "count", unchanged=job.base):
         changed.run()
     job.run()
     assert sequences(job.result()) == counted(job.feed.rows)
@@ -155,10 +159,10 @@ def test_other_keys_come_as_the_error_says(job: Job, tmp_path: Path) -> None:
     changed = job.but(plan=by_number, output="k long, n long")
     advice = "make a savepoint with other keys with ckpt.edit_state(path).rekey('count', ...)"
     at = "restore that at a new checkpointLocation"
-    with refused(ckpt.IncompatibleStateError, advice, at, unchanged=job.base):
+    with refused(ckpt.errors.IncompatibleStateError, advice, at, unchanged=job.base):
         changed.run()
     fork = changed.but(location="fork", out="fork-out")
-    with refused(ckpt.RestoreError, advice, unchanged=job.location_path):
+    with refused(ckpt.errors.RestoreError, advice, unchanged=job.location_path):
         fork.run(checkpoint)
 
     def number(keys: pd.DataFrame) -> pd.DataFrame:
@@ -180,7 +184,7 @@ def test_other_parallelism(job: Job) -> None:
     before = job.spark.conf.get(PARTITIONS)
     job.spark.conf.set(PARTITIONS, 3)
     try:
-        with refused(ckpt.PlanError, "2", "3", PARTITIONS, unchanged=job.base):
+        with refused(ckpt.errors.PlanError, "2", "3", PARTITIONS, unchanged=job.base):
             job.run()
     finally:
         job.spark.conf.set(PARTITIONS, before)
@@ -221,14 +225,14 @@ def test_two_operators_with_one_uid(job: Job) -> None:
     job.feed.add(events_of(0))
     writer = ckpt.write_stream(job.df().union(job.df())).format("noop")
     writer = writer.option("checkpointLocation", str(job.location_path))
-    with refused(ckpt.PlanError, "'op'", "uid", unchanged=job.base):
+    with refused(ckpt.errors.PlanError, "'op'", "uid", unchanged=job.base):
         writer.start()
 
 
 @pytest.mark.parametrize("uid", ["", " ", 7])
 def test_an_impossible_uid(job: Job, uid: Any) -> None:
     """A uid that is not a name is refused when the query is built."""
-    with refused(ckpt.PlanError, "uid", unchanged=job.base):
+    with refused(ckpt.errors.PlanError, "uid", unchanged=job.base):
         job.but(uid=uid).df()
 
 
@@ -246,7 +250,7 @@ def test_null_key(job: Job) -> None:
 @pytest.mark.parametrize("columns", [(), ("nothing",), ("k", "k")])
 def test_impossible_key_columns(job: Job, columns: tuple[str, ...]) -> None:
     """No key column, an unknown one, or one twice is refused by key_by."""
-    with refused(ckpt.PlanError, *columns, "column", unchanged=job.base):
+    with refused(ckpt.errors.PlanError, *columns, "column", unchanged=job.base):
         ckpt.key_by(job.feed.stream(job.spark), *columns)
 
 
@@ -263,14 +267,14 @@ def test_started_without_write_stream(job: Job) -> None:
 def test_nothing_to_checkpoint(job: Job) -> None:
     """write_stream of a query without a keyed operator is refused."""
     writer = ckpt.write_stream(job.feed.stream(job.spark)).format("noop")
-    with refused(ckpt.PlanError, "key_by", unchanged=job.base):
+    with refused(ckpt.errors.PlanError, "key_by", unchanged=job.base):
         writer.option("checkpointLocation", str(job.location_path)).start()
 
 
 def test_no_checkpoint_location(job: Job) -> None:
     """A query without a checkpointLocation is refused."""
     writer = ckpt.write_stream(job.df()).format("parquet").option("path", str(job.base / "out"))
-    with refused(ckpt.ConfigurationError, "checkpointLocation", unchanged=job.base):
+    with refused(ckpt.errors.ConfigurationError, "checkpointLocation", unchanged=job.base):
         writer.start()
 
 
@@ -280,7 +284,9 @@ def test_restore_into_a_used_location(saved: Saved, tmp_path: Path) -> None:
     fork = saved.job.but(base=tmp_path)
     fork.location_path.mkdir()
     (fork.location_path / "notes.txt").write_text("precious")
-    with refused(ckpt.RestoreError, fork.location_path, "checkpointLocation", unchanged=tmp_path):
+    with refused(
+        ckpt.errors.RestoreError, fork.location_path, "checkpointLocation", unchanged=tmp_path
+    ):
         fork.run(restore=saved.savepoint)
 
 
@@ -292,7 +298,9 @@ def test_location_of_a_query_of_another_kind(saved: Saved, job: Job, restored: b
     plain = job.feed.stream(job.spark).writeStream.format("noop").trigger(availableNow=True)
     plain.option("checkpointLocation", str(job.location_path)).start().awaitTermination()
     job.feed.add(events_of(1))
-    with refused((ckpt.CkptError, StreamingQueryException), unchanged=job.base / "in") as caught:
+    with refused(
+        (ckpt.errors.CkptError, StreamingQueryException), unchanged=job.base / "in"
+    ) as caught:
         job.run(restore=saved.savepoint if restored else None)
     assert str(job.location_path) in str(caught.value)
     assert job.result() == []
@@ -308,7 +316,7 @@ def test_interrupted_restore(saved: Saved, tmp_path: Path) -> None:
     for name in ("commits/0", "pyspark_ckpt/taskowned/segment-0-0-00.chg", "metadata.tmp"):
         (fork.location_path / name).parent.mkdir(parents=True, exist_ok=True)
         (fork.location_path / name).write_text("half of some")
-    with refused(ckpt.RestoreError, fork.location_path, "restoreFrom", unchanged=tmp_path):
+    with refused(ckpt.errors.RestoreError, fork.location_path, "restoreFrom", unchanged=tmp_path):
         fork.run()
     fork.run(restore=saved.savepoint)
     assert sequences(fork.result()) == counted_after(saved.job.feed.rows, 40)
@@ -323,7 +331,7 @@ def test_a_restore_that_was_killed_while_it_wrote_a_note(saved: Saved, tmp_path:
     fork.location_path.mkdir()
     (fork.location_path / "._identity.json.0123abcd.tmp").write_text("half of s")
     (fork.location_path / "notes.txt").write_text("of somebody")
-    with refused(ckpt.RestoreError, fork.location_path, "not empty", unchanged=tmp_path):
+    with refused(ckpt.errors.RestoreError, fork.location_path, "not empty", unchanged=tmp_path):
         fork.run(restore=saved.savepoint)
     (fork.location_path / "notes.txt").unlink()
     fork.run(restore=saved.savepoint)

@@ -12,7 +12,8 @@ import pytest
 from pyspark.sql import Row, SparkSession
 from pyspark.sql.streaming import StatefulProcessor
 
-from pyspark_ckpt import BatchProcessor, StateValueError, key_by
+from pyspark_ckpt import BatchProcessor, key_by
+from pyspark_ckpt.errors import StateValueError
 from tests.query.harness import BACKEND, OFTEN, Feed, Job
 from tests.query.model import in_order
 from tests.query.session_conf import session_conf

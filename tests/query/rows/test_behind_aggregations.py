@@ -150,7 +150,7 @@ def test_it_restores_rolls_back_and_restarts(job: Job) -> None:
     job.run()
     whole = job.result()
     assert in_order(before + fork.result()) == whole
-    ckpt.rollback(str(job.location_path), Path(checkpoint).name)
+    ckpt.location(str(job.location_path)).rollback(Path(checkpoint).name)
     job.but(out="out-again").run()
     assert job.but(out="out-again").result() == fork.result()
     late = [watermark for *_, watermark in whole]
@@ -166,7 +166,7 @@ def test_the_parts_are_checked_as_spark_checks_them(job: Job) -> None:
 
     def refused(df: DataFrame, message: str, mode: str = "append") -> None:
         writer = job.but(plan=lambda own: df).writer().outputMode(mode)
-        with pytest.raises(ckpt.PlanError, match=message):
+        with pytest.raises(ckpt.errors.PlanError, match=message):
             writer.start()
         assert not job.location_path.exists()
 

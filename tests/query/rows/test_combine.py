@@ -21,11 +21,11 @@ from tests.query.model import in_order
 INPUT = "k string, v long, f double, s string"
 SCHEMA = pa.schema([("k", pa.string()), ("v", pa.int64()), ("f", pa.float64()), ("s", pa.string())])
 OUTPUT = "k string, n long, total long, least double, greatest string"
-ORDERLESS: dict[str, ckpt.Aggregate] = {
-    "n": ckpt.Count(),
-    "total": ckpt.Sum("v"),
-    "least": ckpt.Min("f"),
-    "greatest": ckpt.Max("s"),
+ORDERLESS: dict[str, ckpt.agg.Aggregate] = {
+    "n": ckpt.agg.Count(),
+    "total": ckpt.agg.Sum("v"),
+    "least": ckpt.agg.Min("f"),
+    "greatest": ckpt.agg.Max("s"),
 }
 
 
@@ -166,7 +166,7 @@ def test_a_state_of_another_program_is_combined_further(job: Job, tmp_path: Path
     """There and back: nothing is taken for a key without a value. Values that are put count too."""
 
     def combining(job: Job) -> DataFrame:
-        aggregates = {"n": ckpt.Count(), "total": ckpt.Sum("v")}
+        aggregates = {"n": ckpt.agg.Count(), "total": ckpt.agg.Sum("v")}
         return ckpt.key_by(job.stream(), "k").combine(aggregates, uid="op")
 
     def own(job: Job) -> DataFrame:
@@ -207,7 +207,7 @@ def test_a_function_of_the_user(job: Job, tmp_path: Path) -> None:
 def counting(ttl_ms: int | None = None) -> Callable[[Job], DataFrame]:
     def plan(job: Job) -> DataFrame:
         keyed = ckpt.key_by(job.stream(), "k")
-        return keyed.combine({"n": ckpt.Count()}, "Append", uid="totals", ttlDurationMs=ttl_ms)
+        return keyed.combine({"n": ckpt.agg.Count()}, "Append", uid="totals", ttlDurationMs=ttl_ms)
 
     return plan
 
@@ -246,16 +246,18 @@ def is_combined_before(df: DataFrame) -> bool:
 def test_where_rows_are_combined(spark: SparkSession) -> None:
     df = spark.createDataFrame([("a", 1, 1.5)], "k string, v int, f double")
     by_text = ckpt.key_by(df, "k")
-    assert is_combined_before(by_text.combine({"n": ckpt.Sum("v")}, uid="x"))
-    assert not is_combined_before(by_text.combine({"n": ckpt.Sum("f")}, uid="x"))
-    assert not is_combined_before(by_text.combine({"n": ckpt.Last("v")}, uid="x"))
-    assert is_combined_before(by_text.combine({"n": ckpt.Sum("f")}, uid="x", beforeShuffle=True))
+    assert is_combined_before(by_text.combine({"n": ckpt.agg.Sum("v")}, uid="x"))
+    assert not is_combined_before(by_text.combine({"n": ckpt.agg.Sum("f")}, uid="x"))
+    assert not is_combined_before(by_text.combine({"n": ckpt.agg.Last("v")}, uid="x"))
+    assert is_combined_before(
+        by_text.combine({"n": ckpt.agg.Sum("f")}, uid="x", beforeShuffle=True)
+    )
     nested = df.withColumn("at", F.struct("k"))
     by_struct = ckpt.key_by(nested, "at")
-    assert not is_combined_before(by_struct.combine({"n": ckpt.Count()}, uid="x"))
+    assert not is_combined_before(by_struct.combine({"n": ckpt.agg.Count()}, uid="x"))
     with pytest.raises(PlanError, match=r"beforeShuffle=True, but the columns \['at'\]"):
-        by_struct.combine({"n": ckpt.Count()}, uid="x", beforeShuffle=True)
-    assert by_struct.combine({"n": ckpt.Count()}, uid="x").collect() == [(("a",), 1)]
+        by_struct.combine({"n": ckpt.agg.Count()}, uid="x", beforeShuffle=True)
+    assert by_struct.combine({"n": ckpt.agg.Count()}, uid="x").collect() == [(("a",), 1)]
 
 
 def test_a_function_over_nested_columns_is_called_behind_the_shuffle(spark: SparkSession) -> None:
@@ -276,15 +278,15 @@ def test_what_is_refused(spark: SparkSession) -> None:
     keyed = ckpt.key_by(df, "k")
     connected = keyed.connectBroadcast(df)
     with pytest.raises(PlanError, match="no processor that gets the rows of connectBroadcast"):
-        connected.combine({"n": ckpt.Count()}, uid="x")
+        connected.combine({"n": ckpt.agg.Count()}, uid="x")
     with pytest.raises(PlanError, match="no processor that gets the rows of connectBroadcast"):
         connected.combineInArrow(summed, "v int", uid="x")
     with pytest.raises(PlanError, match=r"\['k'\] are keys and results"):
-        keyed.combine({"k": ckpt.Count()}, uid="x")
+        keyed.combine({"k": ckpt.agg.Count()}, uid="x")
     with pytest.raises(PlanError, match=r"names \['key_position'\] are taken"):
-        keyed.combine({"key_position": ckpt.Count()}, uid="x")
+        keyed.combine({"key_position": ckpt.agg.Count()}, uid="x")
     with pytest.raises(PlanError, match="the aggregates are list"):
-        keyed.combine([ckpt.Count()], uid="x")  # type: ignore[arg-type]
+        keyed.combine([ckpt.agg.Count()], uid="x")  # type: ignore[arg-type]
     with pytest.raises(PlanError, match="give it the same columns with select first"):
         keyed.combineInArrow(summed, "v long", uid="x")
 
@@ -297,10 +299,12 @@ def test_keys_by_expression_and_every_aggregate(spark: SparkSession) -> None:
         "timestamp_micros(id * 1000003) AS at", "cast(concat('x', id % 11) AS binary) AS raw",
     )  # fmt: skip
     columns = ("b", "d", "day", "at", "raw")
-    own = {f"min_{c}": ckpt.Min(c) for c in columns} | {f"max_{c}": ckpt.Max(c) for c in columns}
+    own = {f"min_{c}": ckpt.agg.Min(c) for c in columns} | {
+        f"max_{c}": ckpt.agg.Max(c) for c in columns
+    }
     sparks = [F.min(c).alias(f"min_{c}") for c in columns]
     sparks += [F.max(c).alias(f"max_{c}") for c in columns]
-    own |= {"n": ckpt.Count("day"), "total": ckpt.Sum("b")}
+    own |= {"n": ckpt.agg.Count("day"), "total": ckpt.agg.Sum("b")}
     sparks += [F.count("day").alias("n"), F.sum("b").alias("total")]
     key = (F.col("id") % 3).alias("third")
     found = ckpt.key_by(df, key).combine(own, uid="x")

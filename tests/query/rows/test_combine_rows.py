@@ -19,10 +19,10 @@ from tests.query.model import in_order
 
 KEYS = 5
 OUTPUT = "k string, n long, total long, most long, rows long"
-PARTIAL: dict[str, ckpt.Aggregate] = {
-    "n": ckpt.Count(),
-    "total": ckpt.Sum("v"),
-    "most": ckpt.Max("v"),
+PARTIAL: dict[str, ckpt.agg.Aggregate] = {
+    "n": ckpt.agg.Count(),
+    "total": ckpt.agg.Sum("v"),
+    "most": ckpt.agg.Max("v"),
 }
 
 
@@ -98,8 +98,8 @@ def test_keys_by_expression_and_a_broadcast_stream(spark: SparkSession) -> None:
     names = spark.createDataFrame([(k, f"name {k}") for k in range(3)], "k long, name string")
     keyed = ckpt.key_by(df, (F.col("id") % 3).alias("third"))
     for combined in (
-        keyed.combineRows({"n": ckpt.Count()}).connectBroadcast(names),
-        keyed.connectBroadcast(names).combineRows({"n": ckpt.Count()}),
+        keyed.combineRows({"n": ckpt.agg.Count()}).connectBroadcast(names),
+        keyed.connectBroadcast(names).combineRows({"n": ckpt.agg.Count()}),
     ):
         out = combined.transformWithState(
             Named(), "third long, name string, n long", "Append", "None"
@@ -112,23 +112,28 @@ def test_keys_by_expression_and_a_broadcast_stream(spark: SparkSession) -> None:
 def test_what_is_refused(spark: SparkSession) -> None:
     df = spark.createDataFrame([("a", 1, 1.5)], "k string, v int, f double")
     keyed = ckpt.key_by(df, "k")
-    for aggregate in (ckpt.Sum("f"), ckpt.First("v"), ckpt.Last("v"), ckpt.CollectList("v")):
+    for aggregate in (
+        ckpt.agg.Sum("f"),
+        ckpt.agg.First("v"),
+        ckpt.agg.Last("v"),
+        ckpt.agg.CollectList("v"),
+    ):
         with pytest.raises(PlanError, match="combineRows: sums of fractions"):
             keyed.combineRows({"x": aggregate})
         keyed.combineRows({"x": aggregate}, anyOrder=True)
     with pytest.raises(PlanError, match=r"combineRows: the columns \['at'\] have types"):
-        ckpt.key_by(df.withColumn("at", F.struct("k")), "at").combineRows({"n": ckpt.Count()})
+        ckpt.key_by(df.withColumn("at", F.struct("k")), "at").combineRows({"n": ckpt.agg.Count()})
     with pytest.raises(PlanError, match=r"combineRows: \['k'\] are keys and results"):
-        keyed.combineRows({"k": ckpt.Count()})
+        keyed.combineRows({"k": ckpt.agg.Count()})
     with pytest.raises(PlanError, match="combineRows: the aggregates are list"):
-        keyed.combineRows([ckpt.Count()])  # type: ignore[arg-type]
+        keyed.combineRows([ckpt.agg.Count()])  # type: ignore[arg-type]
     with pytest.raises(PlanError, match="combineRows: there is no aggregate"):
         keyed.combineRows({})
 
 
 def test_combined_rows_have_no_event_time(spark: SparkSession) -> None:
     events = spark.readStream.format("rate").load().withWatermark("timestamp", "1 second")
-    combined = ckpt.key_by(events, "value").combineRows({"n": ckpt.Count()})
+    combined = ckpt.key_by(events, "value").combineRows({"n": ckpt.agg.Count()})
     with pytest.raises(
         PlanError, match="needs a watermark: rows of combineRows have no event time"
     ):

@@ -49,7 +49,9 @@ def test_restarted_restored_and_named_later(job: Job) -> None:
 @pytest.mark.parametrize(("first", "second"), [(None, None), (None, "new"), ("old", None)])
 def test_several_operators_need_names(job: Job, first: str | None, second: str | None) -> None:
     job = job.but(plan=two(first, second))
-    with refused(ckpt.PlanError, "2 operators", "Count", "uid='operator'", unchanged=job.base):
+    with refused(
+        ckpt.errors.PlanError, "2 operators", "Count", "uid='operator'", unchanged=job.base
+    ):
         job.start()
 
 
@@ -66,14 +68,16 @@ def test_the_message_of_a_second_operator_names_the_first_ones_state(job: Job) -
     job.feed.add([("a", 1)])
     fork.run()
     assert fork.result() == [("a", 1), ("a", 2)]
-    plan = ckpt.plan_restore(newest_checkpoint(fork.run()), job.writer())
+    plan = ckpt.location(newest_checkpoint(fork.run())).plan(job.writer())
     assert str(plan).splitlines()[0].endswith("refused: 2 rows")
 
 
 def test_a_class_in_place_of_an_instance(job: Job) -> None:
-    with refused(ckpt.PlanError, "the class Count was given", "Count()", unchanged=job.base):
+    with refused(ckpt.errors.PlanError, "the class Count was given", "Count()", unchanged=job.base):
         ckpt.key_by(job.stream(), "k").transformWithState(Count, OUTPUT, "Append", "None")
-    with refused(ckpt.PlanError, "the class Batches was given", "Batches()", unchanged=job.base):
+    with refused(
+        ckpt.errors.PlanError, "the class Batches was given", "Batches()", unchanged=job.base
+    ):
         ckpt.key_by(job.stream(), "k").transformWithStateInBatches(
             Batches, OUTPUT, "Append", "None"
         )

@@ -106,7 +106,10 @@ def test_a_name_in_other_letters_is_that_of_the_column(job: Job) -> None:
     )
     expected = grouped(df, "K")
     assert {row.key for row in output.collect()} == {shown(row[:-1]) for row in expected}
-    assert ckpt.key_by(df, F.col("K")).combine({"n": ckpt.Count()}, uid="x").columns == ["k", "n"]
+    assert ckpt.key_by(df, F.col("K")).combine({"n": ckpt.agg.Count()}, uid="x").columns == [
+        "k",
+        "n",
+    ]
 
 
 @pytest.mark.wide
@@ -142,7 +145,7 @@ def test_restored_at_another_parallelism(job: Job) -> None:
 )
 def test_what_cannot_be_a_key(job: Job, make_keys: MakeKeys, words: list[str]) -> None:
     df = job.spark.createDataFrame(ROWS, SCHEMA)
-    with pytest.raises(ckpt.PlanError) as raised:
+    with pytest.raises(ckpt.errors.PlanError) as raised:
         ckpt.key_by(df, *make_keys())
     assert all(word in str(raised.value) for word in words), raised.value
     assert "__ckpt" not in str(raised.value)
@@ -150,7 +153,7 @@ def test_what_cannot_be_a_key(job: Job, make_keys: MakeKeys, words: list[str]) -
 
 def test_an_initial_state_by_an_expression_names_the_way(job: Job) -> None:
     df = job.spark.createDataFrame(ROWS, SCHEMA)
-    with pytest.raises(ckpt.PlanError, match="withColumn"):
+    with pytest.raises(ckpt.errors.PlanError, match="withColumn"):
         ckpt.key_by(df, "v").transformWithState(
             Seen(), OUTPUT, "Append", "None", df.groupBy(F.col("v") + 1)
         )

@@ -41,7 +41,9 @@ def test_a_method_refuses_other_classes(spark: SparkSession, name: str) -> None:
     if MODES[name].has_key_calls:  # the class is the same for Rows and frames
         taken.append("transformWithStateInPandas")
     for method in {mode.adds for mode in MODES.values()} - {*taken}:
-        with pytest.raises(ckpt.PlanError, match=f"operator 'op': {PROCESSORS[name].__name__} "):
+        with pytest.raises(
+            ckpt.errors.PlanError, match=f"operator 'op': {PROCESSORS[name].__name__} "
+        ):
             getattr(keyed, method)(
                 PROCESSORS[name](), "k string, n long", "Update", "None", uid="op"
             )
@@ -54,7 +56,7 @@ def test_a_class_of_two_modes_needs_a_method_of_one(spark: SparkSession) -> None
     keyed = ckpt.key_by(spark.createDataFrame(ROWS, "k string, n long"), "k")
     wanted = "BatchProcessor and ArrowProcessor.*InBatches or transformWithStateInArrow"
     for method in (keyed.transformWithState, keyed.transformWithStateInPandas):
-        with pytest.raises(ckpt.PlanError, match=wanted):
+        with pytest.raises(ckpt.errors.PlanError, match=wanted):
             method(Both(), "k string, n long", "Update", "None")
     for name in ("batches", "arrow"):
         output = getattr(keyed, MODES[name].adds)(Both(), "k string, n long", "Update", "None")
@@ -63,5 +65,7 @@ def test_a_class_of_two_modes_needs_a_method_of_one(spark: SparkSession) -> None
 
 @pytest.mark.parametrize("name", ["batches", "arrow"])
 def test_all_keys_at_once_have_no_quarantine(spark: SparkSession, name: str) -> None:
-    with pytest.raises(ckpt.PlanError, match=f"{MODES[name].method} gets all keys in one call"):
+    with pytest.raises(
+        ckpt.errors.PlanError, match=f"{MODES[name].method} gets all keys in one call"
+    ):
         processed(spark, name, "transformWithState", onError="quarantine")

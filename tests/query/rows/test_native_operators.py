@@ -140,30 +140,30 @@ def test_deduplicated_before(job: Job) -> None:
     kept = digests(Path(savepoint))
     forks = [job.but(location=f"loc{i}", out=f"out{i}") for i in range(3)]
     with session_conf(job.spark, {PARTITIONS: "3"}):
-        with refused(ckpt.RestoreError, "2 partitions", "dedupe", unchanged=job.base):
+        with refused(ckpt.errors.RestoreError, "2 partitions", "dedupe", unchanged=job.base):
             forks[0].start(savepoint)
-        plan = ckpt.plan_restore(savepoint, forks[0].df())
+        plan = ckpt.location(savepoint).plan(forks[0].df())
         assert [row.operator for row in plan.refused] == ["Spark's dedupe"]
-    assert "nothing changes" in str(ckpt.plan_restore(savepoint, forks[0].df()))
+    assert "nothing changes" in str(ckpt.location(savepoint).plan(forks[0].df()))
     forks[0].run(savepoint)
     with session_conf(job.spark, ROCKSDB):  # Spark stays with the state store that it began with
         forks[1].run(checkpoint)
     for fork in forks[:2]:
         assert fork.result() == in_order(whole[20:])
     without = forks[2].but(plan=lambda job: numbered(timed(job, job.feed)))
-    with refused(ckpt.RestoreError, "dedupe", "allowNonRestoredState", unchanged=job.base):
+    with refused(ckpt.errors.RestoreError, "dedupe", "allowNonRestoredState", unchanged=job.base):
         without.start(savepoint)
     writer = without.writer().restoreFrom(savepoint, allowNonRestoredState=True)
     writer.trigger(availableNow=True).start().awaitTermination()
     assert len(without.result()) == 40
-    ckpt.rollback(str(job.location_path), Path(checkpoint).name)
+    ckpt.location(str(job.location_path)).rollback(Path(checkpoint).name)
     job.run()  # into the same path, as there was no later epoch
     job.feed.add(FILES[3])  # nothing but duplicates
     forks[0].run()
     assert forks[0].result() == in_order(whole[20:])
     assert job.result() == in_order(whole)
     assert digests(Path(savepoint)) == kept
-    with refused(ckpt.IncompatibleStateError, "dedupe", unchanged=job.base):
+    with refused(ckpt.errors.IncompatibleStateError, "dedupe", unchanged=job.base):
         forks[0].but(plan=without.plan).run()
 
 
@@ -261,7 +261,7 @@ def test_rolled_back_with_sparks_own_processor(job: Job) -> None:
     _, checkpoint, _ = interrupted(job, [job.feed], ROCKSDB)
     whole = job.but(location="loc-whole", out="out-whole")
     with session_conf(job.spark, ROCKSDB):
-        ckpt.rollback(str(job.location_path), Path(checkpoint).name)
+        ckpt.location(str(job.location_path)).rollback(Path(checkpoint).name)
         job.run()
         whole.run()
     assert job.result() == whole.result()

@@ -41,7 +41,9 @@ def test_what_spark_refuses_is_said_without_the_plan(
     if aggregated:
         before = job.stream().groupBy("k").count().selectExpr("k", "count AS v")
     writer = ckpt.write_stream(operator(job, mode, before)).format("noop").outputMode("complete")
-    with pytest.raises(ckpt.PlanError, match=r"append or update|outputMode append") as caught:
+    with pytest.raises(
+        ckpt.errors.PlanError, match=r"append or update|outputMode append"
+    ) as caught:
         writer.option("checkpointLocation", str(job.location_path)).start()
     print(caught.value)
     assert "__ckpt_" not in str(caught.value)

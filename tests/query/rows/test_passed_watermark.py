@@ -168,7 +168,9 @@ def joined_before(rows: DataFrame, operator: Operator) -> DataFrame:
 def test_what_delays_the_watermark_before_is_refused(spark: SparkSession, feed: Feed) -> None:
     rows = timed_feed(feed.path / "timed").stream(spark).withWatermark("ts", "5 seconds")
     writer = ckpt.write_stream(joined_before(rows, ours)).foreachBatch(lambda df, epoch: None)
-    with pytest.raises(ckpt.NotBuiltYetError, match="symmetricHashJoin delays the watermark"):
+    with pytest.raises(
+        ckpt.errors.NotBuiltYetError, match="symmetricHashJoin delays the watermark"
+    ):
         writer.option("checkpointLocation", str(feed.path / "loc")).start()
 
 
@@ -183,7 +185,9 @@ def test_another_policy_of_watermarks_is_refused(spark: SparkSession, feed: Feed
 
     built = windows_after(rows, ours)
     with session_conf(spark, {POLICY: "max"}):
-        with pytest.raises(ckpt.PlanError, match=f"{POLICY}=min, the query would run with max"):
+        with pytest.raises(
+            ckpt.errors.PlanError, match=f"{POLICY}=min, the query would run with max"
+        ):
             start(built)
-        with pytest.raises(ckpt.NotBuiltYetError, match="not supported yet in this order"):
+        with pytest.raises(ckpt.errors.NotBuiltYetError, match="not supported yet in this order"):
             start(windows_after(rows, ours))

@@ -200,7 +200,7 @@ def test_output_that_does_not_fit(job: Job, row: Row) -> None:
     """A row that does not fit the output is an error that names operator and column."""
     job.feed.add([("a", 1)])
     job = job.but(processor=lambda: EmitsMisfits(row), output="k string, n long")
-    with pytest.raises(ckpt.StateValueError, match="operator 'op'") as caught:
+    with pytest.raises(ckpt.errors.StateValueError, match="operator 'op'") as caught:
         job.run()
     print(gist(caught.value))
     assert "'n'" in str(caught.value) or "2 columns" in str(caught.value)

@@ -130,7 +130,7 @@ def test_side_by_side(job: Job) -> None:
     job.feed.add(EPOCHS[1])
     for uids in ("k", "v", "vk"):
         other = job.but(plan=lambda job, uids=uids: side_by_side(job, uids))
-        with refused(ckpt.IncompatibleStateError, "'v'", "uid", unchanged=job.base):
+        with refused(ckpt.errors.IncompatibleStateError, "'v'", "uid", unchanged=job.base):
             other.start()
     job.run()
     by_parity = [[("odd" if v % 2 else "even", v) for _, v in file] for file in EPOCHS[:2]]
@@ -141,7 +141,7 @@ def test_side_by_side(job: Job) -> None:
     assert in_order(fork.result() + in_pandas(EPOCHS[:1], 1) + in_pandas(by_parity[:1], 1)) == both
     one = job.but(plan=lambda job: side_by_side(job, "k"), location="loc2", out="out2")
     one.run()
-    with refused(ckpt.IncompatibleStateError, "'v'", "uid", unchanged=job.base):
+    with refused(ckpt.errors.IncompatibleStateError, "'v'", "uid", unchanged=job.base):
         job.but(location="loc2", out="out2").start()
 
 
@@ -154,7 +154,7 @@ def test_operators_of_another_program(job: Job) -> None:
     job.feed.add(EPOCHS[1])
     for number in (1, 3):
         other = job.but(plan=lambda job, n=number: stages(job, n))
-        with refused(ckpt.IncompatibleStateError, "stage", "uid", unchanged=job.base):
+        with refused(ckpt.errors.IncompatibleStateError, "stage", "uid", unchanged=job.base):
             other.start()
     job.run()
     assert job.result() == in_pandas(EPOCHS[:2], 2)
@@ -163,7 +163,7 @@ def test_operators_of_another_program(job: Job) -> None:
 def test_operators_that_are_refused(job: Job) -> None:
     """Refused are two with one uid, and Spark's own stateful operators next to several of these."""
     twice = job.but(processor=Count, output="k string, n long")
-    with refused(ckpt.PlanError, "uid", "'op'", unchanged=job.base):
+    with refused(ckpt.errors.PlanError, "uid", "'op'", unchanged=job.base):
         twice.but(plan=lambda job: twice.df().union(twice.df())).start()
-    with refused(ckpt.NotBuiltYetError, "stage", "dedupe", unchanged=job.base):
+    with refused(ckpt.errors.NotBuiltYetError, "stage", "dedupe", unchanged=job.base):
         job.but(plan=lambda job: stages(job, 2).dropDuplicates(["key", "n"])).start()

@@ -113,14 +113,18 @@ def test_an_edit_shows_times_in_it(spark: SparkSession, tmp_path: Path) -> None:
     with session_conf(spark, {ZONE: "GMT+08:00"}):
         edit = ckpt.edit_state(savepoint).change("op", "seen", later, as_pandas=True)
         edited = edit.save(str(tmp_path / "edited"))
-    (row,) = ckpt.open_state(edited.path).state("op", "seen").to_arrow().read_all().to_pylist()
+    (row,) = (
+        ckpt.location(edited.path).state().state("op", "seen").to_arrow().read_all().to_pylist()
+    )
     assert row == {"k": "a", "at": at + dt.timedelta(seconds=1), "ats": [at]}
 
 
 @pytest.mark.parametrize("name", ["SystemV/AST4", "+08:00:30"])
 def test_a_zone_that_python_does_not_have_is_refused(spark: SparkSession, name: str) -> None:
     """It is refused where an instant is shown in it, in the input or in frames of output."""
-    refused = pytest.raises(ckpt.PlanError, match=rf"{ZONE} is '.*', .*offset such as \+08:00")
+    refused = pytest.raises(
+        ckpt.errors.PlanError, match=rf"{ZONE} is '.*', .*offset such as \+08:00"
+    )
 
     def frames(rows: DataFrame, output: str) -> DataFrame:
         keyed = ckpt.key_by(rows, "k")

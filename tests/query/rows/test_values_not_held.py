@@ -126,7 +126,7 @@ def test_in_a_query(job: Job, hand_over: str) -> None:
         return own.process(ckpt.key_by(rows, "k"))
 
     job = job.but(processor=Rows, output="n long", plan=plan)
-    with pytest.raises(ckpt.InputRowsError, match=rf"column 'city' is string and {SHOWN}"):
+    with pytest.raises(ckpt.errors.InputRowsError, match=rf"column 'city' is string and {SHOWN}"):
         job.using({HAND_OVER: hand_over}).run()
 
 

@@ -64,8 +64,8 @@ class Raising(Totals):
     bad = BAD
 
 
-def captured(job: Job, epochs: Any = range(100)) -> ckpt.Capture:
-    return ckpt.capture(str(job.location_path), epochs)
+def captured(job: Job, epochs: Any = range(100)) -> ckpt.results.Capture:
+    return ckpt.location(str(job.location_path)).capture(epochs)
 
 
 def saved(job: Job, tmp_path: Path) -> Path:
@@ -253,11 +253,13 @@ def test_a_crash_is_a_unit_test(job: Job) -> None:
     assert not (job.checkpoint_path / "captures").exists()
     job.feed.add([("a", 5), ("b", 6), ("a", BAD), ("c", 7)])
     for _ in range(2):  # a supervisor starts it again
-        with pytest.raises(ckpt.ProcessorError, match="run it again without Spark") as caught:
+        with pytest.raises(
+            ckpt.errors.ProcessorError, match="run it again without Spark"
+        ) as caught:
             job.run()
     (file,) = (job.checkpoint_path / "captures").iterdir()
     assert file.name in str(caught.value)
-    with pytest.raises(ckpt.ProcessorError, match=r"key \('a',\).*value -1"):
+    with pytest.raises(ckpt.errors.ProcessorError, match=r"key \('a',\).*value -1"):
         replay(file, Raising())
     result = replay(file, Totals())
     assert rows_of(result.output) == [("a", 4 + 5 + BAD)]
@@ -276,7 +278,7 @@ def test_a_quarantined_key_is_a_unit_test_too(job: Job) -> None:
     job.feed.add([("a", 8)])  # kept, without a call
     job.run()
     (file,) = (job.checkpoint_path / "captures").iterdir()
-    with pytest.raises(ckpt.ProcessorError, match=r"key \('a',\).*value -1"):
+    with pytest.raises(ckpt.errors.ProcessorError, match=r"key \('a',\).*value -1"):
         replay(file, Raising())
     assert rows_of(replay(file, Totals()).output) == [("a", 4 + 5 + BAD)]
 
@@ -299,7 +301,7 @@ def test_released_rows_are_replayed(job: Job, tmp_path: Path) -> None:
     assert {each.epoch for each in results[1].differences} == {
         0
     }  # later b is quarantined as it was
-    released = ckpt.capture(str(job.location_path), 2).save(tmp_path / "released.capture")
+    released = ckpt.location(str(job.location_path)).capture(2).save(tmp_path / "released.capture")
     replay(released, Totals()).assert_same()
 
 
@@ -310,7 +312,7 @@ def flights_captured(
     flights = data.load_flights(weeks)
     data.deliver(flights, tmp_path / "flights")
     run = tmp_path / "run"
-    capture = ckpt.capture(str(run / "location"), range(weeks + 1))
+    capture = ckpt.location(str(run / "location")).capture(range(weeks + 1))
     with pickled_by_value(data, processor):
         writer = job.turnarounds(spark, tmp_path / "flights", run, 15, backend)
         query = writer.trigger(availableNow=True).start()

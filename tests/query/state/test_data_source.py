@@ -80,7 +80,7 @@ def frame_of(spark: SparkSession, path: str, **options: str) -> DataFrame:
 @pytest.mark.parametrize("state", ["total", "visits", "pages"])
 def test_a_frame_has_the_rows_of_the_table(registered: SparkSession, path: str, state: str) -> None:
     frame = frame_of(registered, path, state=state)
-    with ckpt.open_state(path) as snapshot:
+    with ckpt.location(path).state() as snapshot:
         view = snapshot.state(UID, state)
         expected = view.to_arrow().read_all()
         assert frame.rdd.getNumPartitions() == len(view.subtasks) == 3
@@ -192,9 +192,9 @@ def test_every_table_of_a_golden_location(
     """
     reader = registered.read.format("pyspark_ckpt.state").options(operator="everything", **options)
     frame = reader.load(whole)
-    with ckpt.open_state(whole) as snapshot:
+    with ckpt.location(whole).state() as snapshot:
         if "state" in options:
-            view: ckpt.TableView = snapshot.state("everything", options["state"])
+            view: ckpt.results.TableView = snapshot.state("everything", options["state"])
         else:
             view = getattr(snapshot, options["table"])("everything")
         expected = view.to_arrow().read_all()
@@ -267,14 +267,14 @@ def test_a_checkpoint_stays_from_planning_to_the_last_task(job: Job, backend: st
         assert len(pins()) == len(again) + len(parts) == 4
         before = set(directory.list("taskowned"))
         epochs(1, 8)  # without pins the files would be gone: attempts may need those of five epochs
-        with pytest.raises(ckpt.CheckpointNotFoundError):
-            ckpt.open_state(source._table.path)
+        with pytest.raises(ckpt.errors.CheckpointNotFoundError):
+            ckpt.location(source._table.path).state()
         assert before <= set(directory.list("taskowned"))
         assert read_elsewhere(reader, parts[0], killed=True) == []
         users = [user for part in parts for user in read_elsewhere(reader, part)]
         assert sorted(users) == sorted(f"k{number}" for number in range(20))
         assert len(pins()) == len(again), "those of the other job, which never ran"
-        with pytest.raises(ckpt.CheckpointNotFoundError):
+        with pytest.raises(ckpt.errors.CheckpointNotFoundError):
             list(reader.read(parts[0]))  # its pin is gone, and so is the checkpoint
         for name in pins():  # as if the driver had died long ago
             over = name.replace(name.split("-")[1], "0" * 15)

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.further
 KEPT = {INLINE: "100b", INTERVAL: "1h", RETAINED: "9"}
 
 
-def rows_of(view: ckpt.TableView, keys: list[str], values: list[str]) -> dict[Any, Any]:
+def rows_of(view: ckpt.results.TableView, keys: list[str], values: list[str]) -> dict[Any, Any]:
     """Return the rows of a table by their keys, expired ones too."""
     rows = view.to_arrow(include_expired=True).read_all().to_pylist()
     found = {tuple(row[key] for key in keys): [row[each] for each in values] for row in rows}
@@ -31,7 +31,9 @@ def rows_of(view: ckpt.TableView, keys: list[str], values: list[str]) -> dict[An
     return found
 
 
-def check_table(table: Any, old: ckpt.TableView, new: ckpt.TableView) -> dict[str, int]:
+def check_table(
+    table: Any, old: ckpt.results.TableView, new: ckpt.results.TableView
+) -> dict[str, int]:
     """Compare a table of changes with the tables of both sides; return its counts."""
     names = table.column_names[1:]
     values = [name.removeprefix("old_") for name in names if name.startswith("old_")]
@@ -60,9 +62,9 @@ def check_table(table: Any, old: ckpt.TableView, new: ckpt.TableView) -> dict[st
 
 def check(old: str, new: str) -> dict[str, dict[str, int]]:
     """Compare two snapshots of the operator `op` with their tables; return the counts."""
-    difference = ckpt.diff_state(old, new)
+    difference = ckpt.location(old).diff(new)
     counts: dict[str, dict[str, int]] = {}
-    with ckpt.open_state(old) as before, ckpt.open_state(new) as after:
+    with ckpt.location(old).state() as before, ckpt.location(new).state() as after:
         for name in before.states()["state"]:
             sides = before.state("op", name), after.state("op", name)
             counts[name] = check_table(difference.to_arrow("op", name), *sides)
@@ -125,20 +127,23 @@ def test_timers_and_entries_that_age(
             query.processAllAvailable()
             paths.append(query.triggerCheckpoint().path)
         savepoint = query.triggerSavepoint(str(tmp_path / "savepoints")).path
-    counts = ckpt.diff_state(paths[0], paths[1]).counts.set_index("state")
+    counts = ckpt.location(paths[0]).diff(paths[1]).counts.set_index("state")
     # The timer of a at 5 fired, and one at 150 was added. The state has the name of raw state.
     assert counts.loc["timers", ["added", "removed", "changed"]].tolist() == [1, 1, 0]
     assert counts.loc["aged", ["added", "removed", "changed"]].tolist() == [0, 0, 2]
     assert list(counts["kind"]) == ["value", "map", "timers"]
     for old, new in ((0, 1), (1, 2), (0, 2), (2, 0)):
-        difference = ckpt.diff_state(paths[old], paths[new])
-        with ckpt.open_state(paths[old]) as before, ckpt.open_state(paths[new]) as after:
+        difference = ckpt.location(paths[old]).diff(paths[new])
+        with (
+            ckpt.location(paths[old]).state() as before,
+            ckpt.location(paths[new]).state() as after,
+        ):
             sides = before.timers("op"), after.timers("op")
             check_table(difference.to_arrow("op", "timers"), *sides)
             for name in ("aged", "raw"):
                 table = difference.to_arrow("op", name)
                 check_table(table, before.state("op", name), after.state("op", name))
-    assert ckpt.diff_state(paths[2], savepoint).is_equal
+    assert ckpt.location(paths[2]).diff(savepoint).is_equal
     capsys.readouterr()
     assert main(["diff", paths[0], paths[1], "--json"]) == 1
     shown = {
@@ -206,7 +211,7 @@ def test_a_schema_that_evolved(job: Job, backend: str) -> None:
     with job.but(processor=lambda: Kept("n long, added string")).running() as query:
         query.processAllAvailable()
         new = query.triggerCheckpoint().path
-    rows = ckpt.diff_state(old, new).to_pandas("op", "kept").sort_values("k")
+    rows = ckpt.location(old).diff(new).to_pandas("op", "kept").sort_values("k")
     assert rows.columns.tolist() == ["change", "k", "old_n", "new_n", "new_added"]
     assert rows[["change", "k", "new_n", "new_added"]].to_numpy().tolist() == [
         ["changed", "k1", 1, "new"],
@@ -214,5 +219,5 @@ def test_a_schema_that_evolved(job: Job, backend: str) -> None:
         ["added", "new", 8, "new"],
     ]
     assert rows["old_n"].tolist()[:2] == [1, 2]
-    back = ckpt.diff_state(new, old).to_pandas("op", "kept")
+    back = ckpt.location(new).diff(old).to_pandas("op", "kept")
     assert sorted(back["change"]) == ["changed", "changed", "removed"]

@@ -37,7 +37,7 @@ def entries(events: list[Event], name: str) -> dict[tuple[Any, ...], dict[str, A
     return found
 
 
-def check(difference: ckpt.StateDifference, old: list[Event], new: list[Event]) -> None:
+def check(difference: ckpt.results.StateDifference, old: list[Event], new: list[Event]) -> None:
     counts = difference.counts.set_index("state")
     for name, parts in NAMES.items():
         before, after = entries(old, name), entries(new, name)
@@ -90,18 +90,18 @@ def test_two_versions_of_a_query(
         options |= {f"{MATERIALIZE}.max-segments": "1", f"{MATERIALIZE}.min-size": "1b"}
     chk, canonical, native = checkpoints_of(job.using(options), tmp_path / "savepoints")
     for old, new in ((0, 3), (1, 2), (3, 1)):
-        check(ckpt.diff_state(chk[old], chk[new]), until(old), until(new))
-        check(ckpt.diff_state(canonical[old], native[new]), until(old), until(new))
+        check(ckpt.location(chk[old]).diff(chk[new]), until(old), until(new))
+        check(ckpt.location(canonical[old]).diff(native[new]), until(old), until(new))
     for same in (chk, canonical, native):
-        assert ckpt.diff_state(chk[2], same[2]).is_equal
+        assert ckpt.location(chk[2]).diff(same[2]).is_equal
     if not rebased:
         monkeypatch.setattr(comparison, "_compared", None)  # nothing is read as a whole
-        counts = ckpt.diff_state(chk[1], chk[1]).counts
+        counts = ckpt.location(chk[1]).diff(chk[1]).counts
         assert counts[["added", "removed", "changed"]].to_numpy().sum() == 0
 
 
 def of_seven_key_groups(job: Job) -> DataFrame:
-    return job.process(ckpt.key_by(job.stream(), *job.keys, maxParallelism=7))
+    return job.process(ckpt.key_by(job.stream(), *job.keys, max_parallelism=7))
 
 
 @pytest.mark.wide
@@ -121,12 +121,12 @@ def test_a_fork_at_another_parallelism(
             query.processAllAvailable()
             moved = query.triggerCheckpoint().path
             assert main(["diff", savepoint, moved]) == 0
-            assert ckpt.diff_state(savepoint, moved).is_equal
+            assert ckpt.location(savepoint).diff(moved).is_equal
             job.feed.add(EPOCHS[1], EPOCHS[2])
             query.processAllAvailable()
             changed = query.triggerCheckpoint().path
-            check(ckpt.diff_state(savepoint, changed), until(0), until(2))
-            check(ckpt.diff_state(changed, savepoint), until(2), until(0))
+            check(ckpt.location(savepoint).diff(changed), until(0), until(2))
+            check(ckpt.location(changed).diff(savepoint), until(2), until(0))
     finally:
         job.spark.conf.set("spark.sql.shuffle.partitions", before)
     capsys.readouterr()
@@ -137,8 +137,8 @@ def test_a_fork_at_another_parallelism(
     assert main(["diff", savepoint, changed]) == 1
     assert "new_total" in capsys.readouterr().out
     assert main(["diff", savepoint, str(tmp_path / "nowhere")]) == 2
-    with pytest.raises(ckpt.StateUseError, match="have no state 'x' of an operator 'op'"):
-        ckpt.diff_state(savepoint, changed).to_pandas("op", "x")
+    with pytest.raises(ckpt.errors.StateUseError, match="have no state 'x' of an operator 'op'"):
+        ckpt.location(savepoint).diff(changed).to_pandas("op", "x")
 
 
 class Newest(StatefulProcessor):
@@ -201,7 +201,7 @@ def test_base_snapshots_with_files_in_common(
     if not removed:
         monkeypatch.setattr(comparison, "_compared", None)  # nothing is read as a whole
     for old, new in ((0, 1), (0, 2), (1, 2), (2, 0)):
-        rows = ckpt.diff_state(paths[old], paths[new]).to_arrow("op", "newest").to_pylist()
+        rows = ckpt.location(paths[old]).diff(paths[new]).to_arrow("op", "newest").to_pylist()
         before, after = seen[old], seen[new]
         different = {
             key: (before.get(key), after.get(key))

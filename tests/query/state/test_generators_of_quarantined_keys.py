@@ -53,6 +53,6 @@ def test_what_a_generator_does_after_a_yield_that_does_not_fit_is_undone(
         saved = query.triggerSavepoint(str(tmp_path / "saved")).path
     finally:
         query.stop()
-    with ckpt.open_state(saved) as snapshot:
+    with ckpt.location(saved).state() as snapshot:
         stored = snapshot.state("op", "total").to_pandas()
     assert dict(zip(stored["k"], stored["total"], strict=True)) == {k: v for k, v in rows if v == 1}

@@ -115,7 +115,9 @@ def test_an_interrupted_restore_is_not_replaced(job: Job, monkeypatch: pytest.Mo
         with pytest.raises(InterruptedError):
             fork.run(restore=savepoint)
     for _ in range(2):
-        with pytest.raises(ckpt.RestoreError, match="a restore into this location has not ended"):
+        with pytest.raises(
+            ckpt.errors.RestoreError, match="a restore into this location has not ended"
+        ):
             fork.run()
     fork.run(restore=savepoint)
     assert fork.result() == [("k1", 102)]
@@ -220,7 +222,7 @@ def test_restart_before_the_first_commit(job: Job) -> None:
     with pytest.raises(Exception, match="not good"):
         job.but(processor=FailsWithRows).run()
     assert (job.location_path / "offsets" / "0").exists()
-    with pytest.raises(ckpt.RestoreError, match="initialState again"):
+    with pytest.raises(ckpt.errors.RestoreError, match="initialState again"):
         job.but(arguments={}).run()
     checkpoint = newest_checkpoint(job.but(arguments={"initialState": beginning(job, 7)}).run())
     assert job.result() == [(KEYS[2], 15)]
@@ -255,7 +257,7 @@ def test_processor_that_raises(job: Job) -> None:
     """An error in handleInitialState names the key; the next start makes the state again."""
     bad = job.spark.createDataFrame([("k1", 5), ("bad", None)], "name string, begin long")
     job.feed.add([("k1", 1)])
-    with pytest.raises(ckpt.ProcessorError, match=r"handleInitialState.*bad"):
+    with pytest.raises(ckpt.errors.ProcessorError, match=r"handleInitialState.*bad"):
         job.but(arguments={"initialState": bad.groupBy("name")}).start()
     job.run()
     assert job.result() == [("k1", 101)]

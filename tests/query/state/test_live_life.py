@@ -82,7 +82,7 @@ def test_after_a_rollback(job: Job, backend: str) -> None:
         job.feed.add([("k1", 3), ("k3", 3)])
         query.processAllAvailable()
         check_all(query, [*first, ("k1", 3), ("k3", 3)], 1)
-    ckpt.rollback(str(job.location_path), Path(chosen.path).name)
+    ckpt.location(str(job.location_path)).rollback(Path(chosen.path).name)
     later = sorted(job.feed.path.glob("f*.parquet"))[-1]
     later.unlink()
     job.feed.add([("k2", 5), ("k4", 4)])
@@ -118,7 +118,9 @@ def test_operator_and_broadcast_state(job: Job, tmp_path: Path) -> None:
             assert sorted(seen["v"]) == [1, 2, 5]
             assert set(seen["subtask"]) <= set(range(PARALLELISM))
             assert seen.attrs == frame.attrs
-            with pytest.raises(ckpt.StateUseError, match="belongs to no key: read it with to_pan"):
+            with pytest.raises(
+                ckpt.errors.StateUseError, match="belongs to no key: read it with to_pan"
+            ):
                 state.get("a")
 
 
@@ -150,13 +152,13 @@ def test_items_and_entries_that_age(job: Job, tmp_path: Path) -> None:
         for second, v, kept in ((0, 1, [1]), (6, 2, [1, 2]), (12, 3, [2, 3]), (60, 4, None)):
             feed.add([("a" if kept else "z", v, at(second))])
             query.processAllAvailable()
-            assert items.get("a").watermark_ms == at(second).timestamp() * 1000
+            assert items.get_with_epoch("a").watermark_ms == at(second).timestamp() * 1000
             for state in (items, entries):
-                shown = state.get("a").value
+                shown = state.get("a")
                 assert (None if shown is None else sorted(each["v"] for each in shown)) == kept
                 frame = state.to_pandas()
                 assert sorted(frame["v"]) == (kept or [4])
-        assert [item["v"] for item in items.get("z").value] == [4]
+        assert [item["v"] for item in items.get("z")] == [4]
 
 
 VALUES = (
@@ -196,12 +198,12 @@ def test_values_are_those_of_the_table(job: Job, tmp_path: Path) -> None:
     with job.running() as query:
         query.processAllAvailable()
         savepoint = query.triggerSavepoint(str(tmp_path / "savepoints"))
-        with ckpt.open_state(savepoint.path) as snapshot:
+        with ckpt.location(savepoint.path).state() as snapshot:
             for name in ("many", "simple", "null"):
-                found = query.state("op", name).get("a").value
+                found = query.state("op", name).get("a")
                 assert found == snapshot.state("op", name).get("a")
                 assert list(found) == snapshot.state("op", name).schema.names[1:]
-        assert query.state("op", "simple").get("a").value == {
+        assert query.state("op", "simple").get("a") == {
             "value_k": "é", "ratio": float("inf"), "data": b"\x01",
         }  # fmt: skip
-        assert query.state("op", "null").get("a").value == {"n": None, "text": None}
+        assert query.state("op", "null").get("a") == {"n": None, "text": None}

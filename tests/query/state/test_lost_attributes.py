@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pyspark.sql import Row
 
-from pyspark_ckpt import ProcessorError
+from pyspark_ckpt.errors import ProcessorError
 from pyspark_ckpt.testing import ProcessorHarness
 from tests.query.harness import OFTEN, Job
 from tests.query.model import Count

@@ -153,7 +153,7 @@ def test_a_batch_dataframe_keeps_to_the_limit_of_the_session(
 
     assert spilled("100gb") == 0
     assert spilled("1mb") > 0
-    with pytest.raises(ckpt.ConfigurationError, match=LIMIT):
+    with pytest.raises(ckpt.errors.ConfigurationError, match=LIMIT):
         spilled("much")
 
 

@@ -118,7 +118,7 @@ def test_one_bad_key_waits_for_the_mended_program(job: Job, backend: str) -> Non
     assert quarantined(query) == (1, 4)
     (shown,) = timeline_of(QueryPlace("key", LocalStorage(job.checkpoint_path), None)).quarantined
     assert (shown.uid, shown.quarantined_keys, shown.quarantined_rows) == ("op", 1, 4)
-    newest = ckpt.history(str(job.location_path)).iloc[-1]
+    newest = ckpt.location(str(job.location_path)).history().iloc[-1]
     assert (newest.kind, newest.quarantined_keys, newest.quarantined_rows) == ("checkpoint", 1, 4)
     assert by_key(job) == {**right, "k3": right["k3"][:1]}
     query.release("op", ["k3"])  # for whichever run comes next
@@ -159,14 +159,14 @@ def test_timers_of_quarantined_keys_keep_their_clock(
         query.processAllAvailable()
         assert quarantined(query) == (1, 1)
         saved = query.stopWithSavepoint(str(tmp_path / "saved"), is_drained).path
-    assert ckpt.open_state(saved).timers("op").to_pandas()["k"].tolist() == ["a"]
+    assert ckpt.location(saved).state().timers("op").to_pandas()["k"].tolist() == ["a"]
     for parallelism in (None, 3):
         other = job.but(location="loc2", out="out2", time_mode="ProcessingTime")
         with session_conf(job.spark, {"spark.sql.shuffle.partitions": str(parallelism or 2)}):
-            plan = ckpt.plan_restore(saved, other.writer())
+            plan = ckpt.location(saved).plan(other.writer())
         (refused,) = [row for row in plan.states if row.outcome == "refused"]
         assert "1 of its subtasks have timers" in refused.why
-    ckpt.plan_restore(saved, job.but(location="loc2").writer()).check()
+    ckpt.location(saved).plan(job.but(location="loc2").writer()).check()
 
 
 @pytest.mark.soak
@@ -175,7 +175,7 @@ def test_a_release_in_place_takes_one_epoch(job: Job) -> None:
     job = flaky(job)
     with job.running() as query:
         await_progress(query, 0)
-        with pytest.raises(ckpt.PlanError, match="no operator 'other' with onError"):
+        with pytest.raises(ckpt.errors.PlanError, match="no operator 'other' with onError"):
             query.release("other")
         query.release("op")
         job.feed.add([("c", 1)])
@@ -224,7 +224,7 @@ def test_quarantined_keys_move_with_a_savepoint_to_another_parallelism(
     with _parallelism(job, before), first.running() as query:
         query.processAllAvailable()
         path = query.stopWithSavepoint().path
-    state = ckpt.open_state(path)
+    state = ckpt.location(path).state()
     table = state.state("op", "__quarantine_rows").to_pandas()
     assert table["v"].tolist() == [3, BAD, 33, 34]
     assert table["quarantined_in_epoch"].tolist() == [1, 1, 1, 2]
@@ -263,7 +263,7 @@ def test_a_quarantined_key_is_erased_and_gets_no_other_name(job: Job) -> None:
         return pd.DataFrame({"k": keys.k.str.upper()})
 
     with pytest.raises(
-        ckpt.PlanError, match=r"'op'.*keys are quarantined.*release them.* or erase"
+        ckpt.errors.PlanError, match=r"'op'.*keys are quarantined.*release them.* or erase"
     ):
         ckpt.edit_state(saved).rekey("op", upper, as_pandas=True)
     edit = ckpt.edit_state(saved).erase("op", job.spark.createDataFrame([("b",)], "k string"))
@@ -279,13 +279,13 @@ def test_a_program_without_quarantine_and_many_keys_at_once_are_refused(job: Job
     job.feed.add([("a", BAD)])
     flaky(job).run()
     job.feed.add([("a", 1), ("b", 1)])
-    with pytest.raises(ckpt.QuarantineError, match="1 keys are quarantined"):
+    with pytest.raises(ckpt.errors.QuarantineError, match="1 keys are quarantined"):
         job.but(processor=Mended, output=OUTPUT).run()
     keyed = ckpt.key_by(job.stream(), "k")
-    with pytest.raises(ckpt.PlanError, match="handleInputBatch gets all keys in one call"):
+    with pytest.raises(ckpt.errors.PlanError, match="handleInputBatch gets all keys in one call"):
         keyed.transformWithStateInBatches(Sizes(), OUTPUT, "Append", "None", uid="b", **PARK)
     rows = ckpt.key_by(job.spark.createDataFrame([("a", 1)], "k string, v long"), "k")
-    with pytest.raises(ckpt.PlanError, match="needs a stream"):
+    with pytest.raises(ckpt.errors.PlanError, match="needs a stream"):
         rows.transformWithState(Flaky(), OUTPUT, "Append", "None", uid="b", **PARK)
 
 
@@ -385,7 +385,7 @@ def test_a_value_that_python_does_not_have_quarantines_its_key(job: Job, method:
         f"k{n}": [1, 2, 3] if n == 4 else [1] if n in (1, 2, 3) else [1, 2] for n in range(9)
     }
     assert quarantined(query) == (3, 7)
-    with ckpt.open_state(newest_checkpoint(query)) as state:
+    with ckpt.location(newest_checkpoint(query)).state() as state:
         keys = state.state("op", "__quarantine").to_arrow().read_all()
         kept = state.state("op", "__quarantine_rows").to_arrow().read_all()
     errors = {row["k"]: row["error"] for row in keys.select(["k", "error"]).to_pylist()}
@@ -460,7 +460,7 @@ def test_one_bad_key_in_100_000(job: Job, backend: str) -> None:
     assert by_key(flawed) == by_key(perfect)
     for name in ("count", "values"):
         tables = [
-            ckpt.open_state(path).state("op", name).to_arrow().read_all()
+            ckpt.location(path).state().state("op", name).to_arrow().read_all()
             for path in (of_perfect, of_mended)
         ]
         assert tables[0].num_rows >= KEYS
@@ -523,7 +523,7 @@ def test_the_first_start_behind_a_rollback_releases_all_keys(job: Job) -> None:
     query = job.run()
     assert quarantined(query) == (1, 1)
     newest = newest_checkpoint(query).rpartition("/")[2]
-    ckpt.rollback(str(job.location_path), newest)
+    ckpt.location(str(job.location_path)).rollback(newest)
     job.feed.add([("k1", 2)])
     mended = job.but(processor=Mended, out="out2")
     released = mended.using({"spark.ckpt.quarantine.release-on-start": "true"})

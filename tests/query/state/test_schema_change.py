@@ -176,7 +176,7 @@ def test_refused_before_the_start(job: Job) -> None:
     add(job, 0)
     checkpoint = newest_checkpoint(job.run())
     add(job, 1)
-    bad, error = version(job, BAD), ckpt.IncompatibleStateError
+    bad, error = version(job, BAD), ckpt.errors.IncompatibleStateError
     for restore in (None, checkpoint):
         where = {} if restore is None else {"location": "loc2", "out": "out2"}
         mentions = ["operator 'op'", "'a', 'b', 'c', 'e'", "n int, s", "n string, s", "narrowed"]
@@ -191,13 +191,13 @@ def test_refused_before_the_start(job: Job) -> None:
             "d": False,
             "e": True,
         }
-        with refused((error, ckpt.RestoreError), "'other'", "uid", unchanged=job.base):
+        with refused((error, ckpt.errors.RestoreError), "'other'", "uid", unchanged=job.base):
             job.but(uid="other", **where).start(restore)
-        with refused((error, ckpt.RestoreError), "key", unchanged=job.base):
+        with refused((error, ckpt.errors.RestoreError), "key", unchanged=job.base):
             job.but(keys=("v",), **where).start(restore)
     with refused(error, "'op'", "timeMode 'None'", "'ProcessingTime'", unchanged=job.base):
         job.but(time_mode="ProcessingTime").start()
-    with refused(ckpt.PlanError, "'fruits'", "migration", unchanged=job.base):
+    with refused(ckpt.errors.PlanError, "'fruits'", "migration", unchanged=job.base):
         version(job, OLD, migrations=MIGRATIONS).start()
     job.run()
     assert emitted(job, 1) == dict.fromkeys(KEYS, OLD_EMITTED)
@@ -222,9 +222,9 @@ def test_tables_while_changes_are_pending(job: Job, tmp_path: Path, backend: str
             query.triggerCheckpoint().path,
         ]
     for path in paths:
-        with ckpt.open_state(path) as snapshot:
+        with ckpt.location(path).state() as snapshot:
 
-            def rows(state: str, of: ckpt.Snapshot = snapshot) -> dict[str, dict[str, Any]]:
+            def rows(state: str, of: ckpt.results.Snapshot = snapshot) -> dict[str, dict[str, Any]]:
                 found = of.state("op", state).to_arrow().read_all().to_pylist()
                 assert len({row["k"] for row in found}) == len(found)
                 return {row.pop("k"): row for row in found}

@@ -19,7 +19,7 @@ NAMES = {"count": [], "recent": ["position"], "tally": ["bucket"]}
 def check(path: str, events: list[Event]) -> None:
     """Compare single keys and whole tables of a snapshot with the model of the processor."""
     model = states_after(events)
-    with ckpt.open_state(path) as snapshot:
+    with ckpt.location(path).state() as snapshot:
         for place, (name, parts) in enumerate(NAMES.items()):
             view = snapshot.state("op", name)
             rows: dict[Any, list[dict[str, Any]]] = {}

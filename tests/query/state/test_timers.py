@@ -188,7 +188,7 @@ def test_a_query_that_fails_ends_the_wait_for_its_input(job: Job) -> None:
     job = job.but(processor=Unlucky, time_mode="ProcessingTime", watermark=None)
     with job.running() as query:
         job.feed.add([("a", 1, at(0))], [("a", HOUR_MS, at(0))])
-        with pytest.raises(ckpt.ProcessorError, match="in a timer"):
+        with pytest.raises(ckpt.errors.ProcessorError, match="in a timer"):
             await_often(query)
 
 
@@ -232,10 +232,10 @@ def test_another_time_mode_is_refused_while_there_are_timers(job: Job) -> None:
     fork = job.but(location="loc2", out="out2")
     for mode, watermark in (("EventTime", "ts"), ("None", None)):
         other = fork.but(time_mode=mode, watermark=watermark)
-        plan = ckpt.plan_restore(savepoint, other.writer())
+        plan = ckpt.location(savepoint).plan(other.writer())
         assert [row.outcome for row in plan.states if row.state == "(operator)"] == ["refused"]
         words = (f"timeMode ProcessingTime -> {mode}", "drain=True")
-        with refused(ckpt.RestoreError, *words, unchanged=job.base):
+        with refused(ckpt.errors.RestoreError, *words, unchanged=job.base):
             other.start(savepoint)
 
     job = job.but(processor=Alarm, time_mode="ProcessingTime", location="loc3", out="out3")
@@ -244,7 +244,7 @@ def test_another_time_mode_is_refused_while_there_are_timers(job: Job) -> None:
         savepoint = query.stopWithSavepoint(str(job.base / "savepoints")).path
     fork = fork.but(processor=Alarm, time_mode="EventTime", watermark="ts")
     assert "timeMode ProcessingTime -> EventTime" in str(
-        ckpt.plan_restore(savepoint, fork.writer())
+        ckpt.location(savepoint).plan(fork.writer())
     )
     job.feed.add([(k, 10, at(0)) for k in KEYS], tick(20), tick(30))
     fork.run(savepoint)

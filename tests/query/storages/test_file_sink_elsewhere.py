@@ -54,7 +54,7 @@ def test_it_is_written_as_by_spark_and_only_a_restore_asks_for_its_log(job: Job)
     writer(job).start().awaitTermination()
     assert result(job) == expected(job.feed.rows)
     fork = job.but(location="fork", out="fork-out")
-    with refused(ckpt.NotBuiltYetError, PATH, "restored", "file sink", unchanged=job.base):
+    with refused(ckpt.errors.NotBuiltYetError, PATH, "restored", "file sink", unchanged=job.base):
         writer(fork).restoreFrom(path).start()
     fork.run(restore=path)
     assert in_order([*before, *fork.result()]) == expected(job.feed.rows)

@@ -68,9 +68,9 @@ def test_a_query_and_its_readers_find_the_store(
     query = job.run()
     assert job.result() == expected(job.feed.rows)
     assert ids(completed(query)) == [1, 2, 8]
-    history = ckpt.history(str(job.location_path))
+    history = ckpt.location(str(job.location_path)).history()
     assert list(history.checkpoint_id) == [1, 2, 8]
-    assert set(ckpt.subtask_history(str(job.checkpoint_path)).checkpoint_id) == {1, 2, 8}
+    assert set(ckpt.location(str(job.checkpoint_path)).subtask_history().checkpoint_id) == {1, 2, 8}
     second = history.path[1]
     assert main(["verify", second]) == 0
     fork = job.but(location="loc2", out="out2")
@@ -91,7 +91,7 @@ def test_a_start_with_another_store_fences_the_drivers_of_the_one_before(
     monkeypatch.setattr(QueryStart, "_start_spark", cut)
     with pytest.raises(InterruptedError):
         job.using({TYPE: "kubernetes", f"{PREFIX}.kubernetes.namespace": "jobs"}).start()
-    with pytest.raises(ckpt.FencedError):
+    with pytest.raises(ckpt.errors.FencedError):
         before.check()
 
 

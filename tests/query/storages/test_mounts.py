@@ -16,6 +16,6 @@ def test_such_a_mount_is_refused_before_anything_begins(
 ) -> None:
     job.feed.add(events_of(0))
     with mounted(tmp_path_factory.mktemp("fuse")) as place:
-        with refused(ckpt.ConfigurationError, "neither hard links", unchanged=job.base):
+        with refused(ckpt.errors.ConfigurationError, "neither hard links", unchanged=job.base):
             job.using({key: str(place)}).start()
         assert list(place.iterdir()) == []

@@ -54,7 +54,7 @@ def test_a_bucket_that_is_not_there_is_refused_before_anything_begins(
     for key in (CHECKPOINT_DIR, SAVEPOINT_DIR):
         with refused(FileNotFoundError, "s3://nobody-made-this", unchanged=job.base):
             job.using({key: "s3://nobody-made-this/dir"}).start()
-    with refused(ckpt.CheckpointNotFoundError, "s3://nobody-made-this", unchanged=job.base):
+    with refused(ckpt.errors.CheckpointNotFoundError, "s3://nobody-made-this", unchanged=job.base):
         job.start(restore="s3://nobody-made-this/chk-1")
 
 
@@ -87,7 +87,7 @@ def test_a_query_uses_s3(job: Job, s3_url: str) -> None:
         job.feed.add(events_of(5))
         query.processAllAvailable()
         assert await_checkpoint(query, 5).checkpoint_id > following.checkpoint_id
-        with pytest.raises(ckpt.FencedError):
+        with pytest.raises(ckpt.errors.FencedError):
             store.check()
     fork = job.but(location="loc2", out="out2").using({CHECKPOINT_DIR: job.base / "local"})
     fork.run(restore=savepoint.path)
@@ -129,7 +129,7 @@ def test_executors_check_many_files(
         check_files(storage, files, job.spark)
         assert (store.came, store.gave_up) == (12, 0)
         storage.delete([files[5].path, files[9].path])
-        with pytest.raises(ckpt.CorruptFileError, match="shared/state-5 is missing"):
+        with pytest.raises(ckpt.errors.CorruptFileError, match="shared/state-5 is missing"):
             check_files(storage, files, job.spark)
 
 
@@ -160,5 +160,5 @@ def test_a_restore_at_equal_parallelism_is_copied_by_the_executors(
         assert target.read(new.path) == storage.read(old.path)
     storage.delete([handles[2].files()[0].path])
     job.spark.sparkContext.environment.update(s3_environment)
-    with pytest.raises(ckpt.CorruptFileError, match="shared/state-2 is missing"):
+    with pytest.raises(ckpt.errors.CorruptFileError, match="shared/state-2 is missing"):
         copy_handles(job.spark, handles, copy, storage, target)

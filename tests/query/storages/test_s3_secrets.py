@@ -97,13 +97,13 @@ def test_what_s3_refuses_is_reported_without_credentials(
     job = job.using({CHECKPOINT_DIR: f"{s3_url}/c", SAVEPOINT_DIR: f"{s3_url}/s", **OFTEN})
     query = runs_until_s3_refuses_its_driver(job, front, heard)
     for refused in (job.start, lambda: job.but(location="loc2").start(restore=f"{s3_url}/s/x")):
-        with pytest.raises((OSError, ckpt.CkptError)) as failed:
+        with pytest.raises((OSError, ckpt.errors.CkptError)) as failed:
             refused()
         heard.error(failed.value)
     fails_in_its_tasks(job, front, heard)
     front.refuses = nothing
     heard.texts += map(repr, query.checkpoints().collect())
-    heard.texts += map(repr, ckpt.history(f"{s3_url}/c/{query.id}"))
+    heard.texts += map(repr, ckpt.location(f"{s3_url}/c/{query.id}").history())
     assert {row.status for row in query.checkpoints().collect()} == {"completed", "aborted"}
     job.run()
     assert job.result() == expected(job.feed.rows)
@@ -134,11 +134,11 @@ def runs_until_s3_refuses_its_driver(
     await_checkpoint(query, 0)
     query.triggerSavepoint()
     front.refuses = is_of_driver
-    with pytest.raises((OSError, ckpt.CkptError)) as failed:
+    with pytest.raises((OSError, ckpt.errors.CkptError)) as failed:
         query.triggerSavepoint()
     heard.error(failed.value)
     job.feed.add(events_of(1))
-    with pytest.raises(ckpt.FailedCheckpointsError) as failed:
+    with pytest.raises(ckpt.errors.FailedCheckpointsError) as failed:
         query.awaitTermination(DEADLINE)
     heard.error(failed.value)
     heard.error(query.exception())

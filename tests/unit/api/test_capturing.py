@@ -36,11 +36,11 @@ def ordered(location: Path) -> tuple[CaptureOrder, ...]:
 
 def test_requests_add_up_and_are_written_once(tmp_path: Path) -> None:
     location = tmp_path / "location"
-    ckpt.capture(str(location), [1, 2, 3, 7])
-    ckpt.capture(str(location), range(1, 3))
-    ckpt.capture(str(location), 7, uid="op")
+    ckpt.location(str(location)).capture([1, 2, 3, 7])
+    ckpt.location(str(location)).capture(range(1, 3))
+    ckpt.location(str(location)).capture(7, uid="op")
     assert ordered(location) == (CaptureOrder(1, 3), CaptureOrder(7, 7))
-    ckpt.capture(str(location), 8, uid="op")
+    ckpt.location(str(location)).capture(8, uid="op")
     captures = Captures(orders=ordered(location))
     wanted = {
         (uid, epoch) for uid in ("op", "other") for epoch in range(10) if captures.wants(uid, epoch)
@@ -50,33 +50,35 @@ def test_requests_add_up_and_are_written_once(tmp_path: Path) -> None:
 
 def test_a_request_is_deleted_with_all_of_its_epochs(tmp_path: Path) -> None:
     location = tmp_path / "location"
-    ckpt.capture(str(location), [1, 2])
-    capture = ckpt.capture(str(location), 7)
+    ckpt.location(str(location)).capture([1, 2])
+    capture = ckpt.location(str(location)).capture(7)
     capture.delete()
     assert ordered(location) == (CaptureOrder(1, 2),)
 
 
 @pytest.mark.parametrize("epochs", [[], [-1], ["a"], [1 << 60]])
 def test_what_is_no_epoch_is_refused(tmp_path: Path, epochs: list[int]) -> None:
-    with pytest.raises(ckpt.PlanError, match="give numbers of epochs"):
-        ckpt.capture(str(tmp_path / "location"), epochs)
+    with pytest.raises(ckpt.errors.PlanError, match="give numbers of epochs"):
+        ckpt.location(str(tmp_path / "location")).capture(epochs)
     assert not (tmp_path / "location").exists()
 
 
 @pytest.mark.parametrize("content", [b"{", b'{"orders":[{"first":0,"last":1,"x":1}]}', b"\xff"])
 def test_a_damaged_request_is_named(tmp_path: Path, content: bytes) -> None:
     location = tmp_path / "location"
-    ckpt.capture(str(location), [1])
+    ckpt.location(str(location)).capture([1])
     (file,) = (location / "pyspark_ckpt" / "captures").iterdir()
     file.write_bytes(content)
-    with pytest.raises(ckpt.CorruptFileError, match="delete it, and ask for the captures again"):
-        ckpt.capture(str(location), [2])
+    with pytest.raises(
+        ckpt.errors.CorruptFileError, match="delete it, and ask for the captures again"
+    ):
+        ckpt.location(str(location)).capture([2])
 
 
 def test_only_committed_epochs_are_saved(query: CapturedQuery, tmp_path: Path) -> None:
     for number in range(3):
         query.epoch([("a", number)])
-    capture = ckpt.capture(str(tmp_path), range(3))
+    capture = ckpt.location(str(tmp_path)).capture(range(3))
     assert capture.captured() == []
     commit(tmp_path, 0, 1)
     assert capture.captured() == [0, 1]
@@ -84,10 +86,12 @@ def test_only_committed_epochs_are_saved(query: CapturedQuery, tmp_path: Path) -
     result = replay(file, Frames())
     assert result.epochs == [0, 1]
     result.assert_same()
-    assert ckpt.capture(str(tmp_path), 1).captured() == [1]
-    assert ckpt.capture(str(tmp_path), 1, uid="other").captured() == []
-    with pytest.raises(ckpt.CheckpointNotFoundError, match="wait until the epochs are committed"):
-        ckpt.capture(str(tmp_path), 2).save(tmp_path / "none.capture")
+    assert ckpt.location(str(tmp_path)).capture(1).captured() == [1]
+    assert ckpt.location(str(tmp_path)).capture(1, uid="other").captured() == []
+    with pytest.raises(
+        ckpt.errors.CheckpointNotFoundError, match="wait until the epochs are committed"
+    ):
+        ckpt.location(str(tmp_path)).capture(2).save(tmp_path / "none.capture")
     capture.delete()
     assert capture.captured() == []
 
@@ -107,7 +111,7 @@ def test_the_newest_run_of_an_epoch_is_saved(
     first, second = query.files()
     assert older in (first.read_bytes(), second.read_bytes())
     commit(tmp_path, 0)
-    file = ckpt.capture(str(tmp_path), 0).save(tmp_path / "saved.capture")
+    file = ckpt.location(str(tmp_path)).capture(0).save(tmp_path / "saved.capture")
     assert replay(file, query.processor).captured_output["n"].tolist() == [12]
 
 
@@ -132,9 +136,9 @@ def test_subtasks_of_a_lost_run_are_not_mixed_with_those_of_the_newest(
         setattr(again, name, value)
     again.epoch([("b", 2)])
     commit(tmp_path, 0)
-    file = ckpt.capture(str(tmp_path), 0).save(tmp_path / "saved.capture")
+    file = ckpt.location(str(tmp_path)).capture(0).save(tmp_path / "saved.capture")
     assert replay(file, Frames()).captured_output["k"].tolist() == ["b"]
-    assert ckpt.capture(str(tmp_path), 0, uid="other").captured() == []
+    assert ckpt.location(str(tmp_path)).capture(0, uid="other").captured() == []
     joined = tmp_path / "joined.capture"
     joined.write_bytes(b"".join(each.read_bytes() for each in again.files()))
     assert replay(joined, Frames(), uid="op").captured_output["k"].tolist() == ["b"]

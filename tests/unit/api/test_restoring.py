@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from pyspark_ckpt import rename_uid
+from pyspark_ckpt import location
 from pyspark_ckpt.errors import CheckpointNotFoundError, RestoreError
 from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.formats.metadata import CheckpointMetadata, OperatorMetadata
@@ -48,7 +48,7 @@ def content(root: Path) -> dict[str, bytes]:
 
 def test_operators_and_their_handles_get_the_new_uid(savepoint: Path, tmp_path: Path) -> None:
     before = content(savepoint)
-    made = rename_uid(str(savepoint), {"a": "b", "b": "c"}, str(tmp_path / "renamed"))
+    made = location(str(savepoint)).rename_uid({"a": "b", "b": "c"}, str(tmp_path / "renamed"))
     assert content(savepoint) == before
     source = RestoreSource(made.path)
     assert [operator.uid for operator in source.metadata.operators] == ["b", "c"]
@@ -63,10 +63,10 @@ def test_impossible_names_are_refused_and_nothing_made(
     savepoint: Path, tmp_path: Path, uids: dict[str, str]
 ) -> None:
     with pytest.raises(RestoreError, match="uid"):
-        rename_uid(str(savepoint), uids, str(tmp_path / "renamed"))
+        location(str(savepoint)).rename_uid(uids, str(tmp_path / "renamed"))
     assert not (tmp_path / "renamed").exists()
 
 
 def test_a_path_without_a_savepoint_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointNotFoundError):
-        rename_uid(str(tmp_path / "nowhere"), {"a": "b"}, str(tmp_path))
+        location(str(tmp_path / "nowhere")).rename_uid({"a": "b"}, str(tmp_path))

@@ -24,7 +24,7 @@ def test_the_directory_of_a_shadow_that_could_not_begin(
 
     def fail() -> None:
         msg = "the candidate does not fit"
-        raise ckpt.PlanError(msg)
+        raise ckpt.errors.PlanError(msg)
 
     location = LocalStorage(tmp_path)
     made = location.child("_shadow-1")
@@ -32,7 +32,7 @@ def test_the_directory_of_a_shadow_that_could_not_begin(
     live_shadows.add(made.name)
     with monkeypatch.context() as patch:
         patch.setattr(LocalStorage, "delete_directory", is_busy)
-        with pytest.raises(ckpt.PlanError, match="does not fit"), deleted_on_failure(made):
+        with pytest.raises(ckpt.errors.PlanError, match="does not fit"), deleted_on_failure(made):
             fail()
     assert f"{made.url} cannot be deleted" in caplog.text
     remove_leftovers_of_restarts(FencedStorage(location, ALONE))
@@ -43,11 +43,15 @@ def test_a_shadow_in_the_location_of_a_query(tmp_path: Path) -> None:
     location = LocalStorage(tmp_path)
     check_parent(location)
     location.write("metadata", [b'{"id": "q"}'])
-    with pytest.raises(ckpt.ConfigurationError, match="would delete the files of the shadow"):
+    with pytest.raises(
+        ckpt.errors.ConfigurationError, match="would delete the files of the shadow"
+    ):
         check_parent(location)
 
 
 def test_options_of_the_sink_are_refused() -> None:
     Change(list, None, {"spark.ckpt.state.backend.type": "heap"})
-    with pytest.raises(ckpt.ConfigurationError, match="options has path, checkpointLocation:"):
+    with pytest.raises(
+        ckpt.errors.ConfigurationError, match="options has path, checkpointLocation:"
+    ):
         Change(list, None, {"path": "out", "checkpointLocation": "elsewhere"})

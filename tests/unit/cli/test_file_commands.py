@@ -14,7 +14,7 @@ import msgspec
 import pytest
 
 import pyspark_ckpt
-from pyspark_ckpt import rename_uid
+import pyspark_ckpt as ckpt
 from pyspark_ckpt.cli.main import main
 from pyspark_ckpt.cli.query_commands import requested
 from pyspark_ckpt.clock import utc_text
@@ -33,7 +33,7 @@ from pyspark_ckpt.stores.directory import CompletedCheckpoints
 from tests.golden import archives
 from tests.unit.conftest import snapshot  # noqa: F401  # a fixture
 
-COMMANDS = ("savepoint", "stop", "list", "show", "dispose", "verify", "history", "state")
+COMMANDS = ("savepoint", "stop", "list", "show", "dispose", "verify", "history", "lineage", "state")
 WITH_MORE_ARGUMENTS = ("rename-uid", "plan", "rollback")
 
 
@@ -80,8 +80,8 @@ def test_wrong_arguments_end_with_2(wrong: list[str], capsys: pytest.CaptureFixt
      ["bundle", "x", "--output", ""], ["rename-uid", "", "a=b", "--directory", "x"],
      ["rename-uid", "x", "a=b", "--directory", ""], ["plan", "", "a.py:f"],
      ["rollback", "", "chk-1"], ["rollback", "x", "chk-1", "--checkpoints-directory", ""],
-     ["prove", "", "a.py:f", "b.py:f"], ["prove", "x", "a.py:f", "b.py:f", "--directory", ""],
-     ["prove", "x", "a.py:f", "b.py:f", "--html", ""]],
+     ["shadow", "", "a.py:f", "b.py:f"], ["shadow", "x", "a.py:f", "b.py:f", "--directory", ""],
+     ["shadow", "x", "a.py:f", "b.py:f", "--html", ""]],
 )  # fmt: skip
 def test_an_empty_path_is_not_the_directory_of_the_terminal(
     arguments: list[str],
@@ -238,17 +238,17 @@ def test_history_shows_what_the_query_was_restored_from(
         shutil.rmtree(savepoint, ignore_errors=True)
 
 
-def test_history_of_a_directory_is_the_tree(
+def test_lineage_of_a_directory_is_the_tree(
     savepoint: Path, storage: Storage, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (savepoint.parent / "elsewhere").mkdir()
     shutil.copytree(savepoint, savepoint.parent / "elsewhere" / "copied")
-    assert main(["history", str(savepoint.parent / "elsewhere")]) == 0
+    assert main(["lineage", str(savepoint.parent / "elsewhere")]) == 0
     text = capsys.readouterr().out
     assert text.startswith("savepoint of query ")
     assert text.rstrip().endswith("elsewhere/copied")
-    assert main(["history", str(savepoint.parent / "elsewhere"), "--json"]) == 0
-    (row,) = json.loads(capsys.readouterr().out)["family"]
+    assert main(["lineage", str(savepoint.parent / "elsewhere"), "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["lineage"]
     assert (row["kind"], row["found"], row["generation"]) == ("savepoint", True, 0)
 
 
@@ -284,7 +284,7 @@ def test_the_format_of_a_savepoint_is_shown_also_of_a_renamed_one(
     )
     empty = msgspec.structs.replace(snapshot, operators=operators)
     made = write_savepoint(empty, storage, str(tmp_path / "made"), kind)
-    renamed = rename_uid(made.path, {"count": "counted"}, str(tmp_path / "renamed"))
+    renamed = ckpt.location(made.path).rename_uid({"count": "counted"}, str(tmp_path / "renamed"))
     assert (made.format, renamed.format) == (kind.value, kind.value)
     for savepoint in (made, renamed):
         assert main(["list", str(Path(savepoint.path).parent), "--json"]) == 0
@@ -411,7 +411,7 @@ def test_a_time_that_pandas_lacks_hides_no_other_entry(
     )
     for command in (
         ["list", str(savepoint.parent)], ["list", storage.url], ["history", storage.url],
-        ["history", str(savepoint.parent)], ["show", str(other)],
+        ["lineage", str(savepoint.parent)], ["show", str(other)],
     ):  # fmt: skip
         assert main(command) == 0, command
         printed = capsys.readouterr().out
@@ -456,7 +456,7 @@ def test_a_line_break_in_a_name_forges_no_line(
             operators=(msgspec.structs.replace(snapshot.operators[0], uid=forged),),
         )  # fmt: skip
         store.add(1, metadata)
-    assert main(["history", str(tmp_path)]) == 0
+    assert main(["lineage", str(tmp_path)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 2
     assert not [line for line in lines if line.startswith("checkpoint of query y")]

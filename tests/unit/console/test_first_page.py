@@ -317,4 +317,4 @@ def test_one_strange_directory_hides_no_query(
     assert ("leaves" in page.text) == (kind != "name")
     found = savepoint_entries(all_queries, LEVELS)
     assert [each.status for each in found] == []
-    assert set(ckpt.lineage(str(tmp_path / "all"))["query_id"]) == {"even", "odd"}
+    assert set(ckpt.location(str(tmp_path / "all")).lineage()["query_id"]) == {"even", "odd"}

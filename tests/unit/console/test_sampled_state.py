@@ -81,7 +81,7 @@ def test_entries_expire_and_timers_are_due_in_their_own_time(
     savepoint.epoch(init, write)
     for later_ms, due in ((0, 0), (HOUR_MS // 2, len(OLD)), (HOUR_MS, len(OLD + NEW))):
         savepoint.time_ms = TIME_MS + HOUR_MS // 2 + later_ms
-        with ckpt.open_state(savepoint.save(f"after-{later_ms}", canonical=True)) as snapshot:
+        with ckpt.location(savepoint.save(f"after-{later_ms}", canonical=True)).state() as snapshot:
             aging = sample_of(snapshot, UID, "aging", None)
             assert (aging.rows, aging.expired) == (len(OLD + NEW), due)
             timers = timers_of(snapshot, UID)
@@ -118,7 +118,7 @@ def test_a_sample_ends_in_time_among_the_entries_of_another_state(
     made.close()
     monkeypatch.setattr(canonical_file, "_READ_ENTRIES", 10)
     monkeypatch.setattr(LocalStorage, "open_verified", counted)
-    with ckpt.open_state(path) as snapshot:
+    with ckpt.location(path).state() as snapshot:
         opened.clear()
         whole = sample_of(snapshot, UID, "small", None)
         assert (whole.rows, whole.is_whole, len(opened)) == (2, True, 2)
@@ -140,7 +140,7 @@ def test_keys_are_not_looked_up_in_the_older_snapshot_after_the_time(
         lambda states, _: states["visits"].put([(1,), (2,)]),
     )
     path = savepoint.save("s", canonical=True)
-    with ckpt.open_state(path) as newer, ckpt.open_state(path) as older:
+    with ckpt.location(path).state() as newer, ckpt.location(path).state() as older:
         found = sample_of(newer, UID, "visits", older).heaviest
         assert [each.rows_before for each in found] == [2] * 5
         heaviest = sampled_state._heaviest
@@ -162,7 +162,7 @@ def test_keys_of_one_row_are_not_looked_up_in_the_older_snapshot(
         lambda states, _: states["count"].update((1,)),
     )
     path = savepoint.save("s", canonical=True)
-    with ckpt.open_state(path) as newer, ckpt.open_state(path) as older:
+    with ckpt.location(path).state() as newer, ckpt.location(path).state() as older:
         monkeypatch.delattr(StateView, "rows_of")
         found = sample_of(newer, UID, "count", older).heaviest
     assert [(each.rows, each.rows_before) for each in found] == [(1, None)] * 5
@@ -177,7 +177,7 @@ def test_a_key_whose_entries_expired_has_not_grown(savepoint: MadeSavepoint) -> 
     savepoint.epoch(init, lambda states, _: states["visits"].put([(1,), (2,), (3,)]))
     savepoint.time_ms += 2 * HOUR_MS
     path = savepoint.save("s", canonical=True)
-    with ckpt.open_state(path) as newer, ckpt.open_state(path) as older:
+    with ckpt.location(path).state() as newer, ckpt.location(path).state() as older:
         found = sample_of(newer, UID, "visits", older).heaviest
     assert [(each.rows, each.rows_before) for each in found] == [(3, 3)] * 5
 
@@ -196,7 +196,7 @@ def test_a_null_in_a_key_is_not_its_text(tmp_path: Path, schema: T.StructType) -
     )
     path = made.save("s", canonical=True)
     made.close()
-    with ckpt.open_state(path) as newer, ckpt.open_state(path) as older:
+    with ckpt.location(path).state() as newer, ckpt.location(path).state() as older:
         sample = sample_of(newer, UID, "visits", older)
         view = newer.state(UID, "visits")
         found = {each.text: entries_of_key(view, each.text)[1] for each in sample.heaviest}

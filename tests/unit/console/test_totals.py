@@ -76,7 +76,7 @@ def test_all_entries_of_a_key_are_counted(tmp_path: Path, monkeypatch: pytest.Mo
     path = made.save("s", canonical=True)
     made.close()
     monkeypatch.setattr(sampled_state, "ENTRIES_SHOWN", 2)
-    with ckpt.open_state(path) as snapshot:
+    with ckpt.location(path).state() as snapshot:
         table, total = entries_of_key(snapshot.state(UID, "list"), ["ada"])
     assert (table.num_rows, total) == (2, 5)
 

@@ -64,5 +64,5 @@ def test_a_task_of_an_edit_gets_batches_of_limited_size(
     assert sum(found) >= 20_000_000
     assert max(found) <= (1 << 20) + 110_000
     assert spark.conf.get(_KEY) == before
-    with ckpt.open_state(saved.path) as snapshot:
+    with ckpt.location(saved.path).state() as snapshot:
         assert sum(batch.num_rows for batch in snapshot.state("op", "text").to_arrow()) == 200

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import pyspark_ckpt as ckpt
+from pyspark_ckpt import Location
 from pyspark_ckpt.errors import CorruptFileError
 from pyspark_ckpt.formats.canonical_file import CANONICAL_FORMAT_VERSION, decode_canonical
 from pyspark_ckpt.formats.change_file import decode_changes, decode_changes_below
@@ -58,15 +59,15 @@ def raise_version_of_metadata(path: Path) -> None:
 
 @pytest.mark.parametrize(
     "read",
-    [ckpt.open_state, lambda path: ckpt.verify(path), lambda path: ckpt.diff_state(path, path)],
-    ids=["open_state", "verify", "diff_state"],
+    [Location.state, Location.verify, lambda location: location.diff(location)],
+    ids=["state", "verify", "diff"],
 )
-def test_metadata(stored: Path, read: Callable[[str], object]) -> None:
-    read_before = read(str(stored))
+def test_metadata(stored: Path, read: Callable[[Location], object]) -> None:
+    read_before = read(ckpt.location(stored))
     getattr(read_before, "close", lambda: None)()
     raise_version_of_metadata(stored)
     with pytest.raises(CorruptFileError, match=r"format 2 is newer than .* 1; upgrade"):
-        read(str(stored))
+        read(ckpt.location(stored))
 
 
 def test_metadata_by_the_reader_without_the_library(tmp_path: Path) -> None:
@@ -133,7 +134,7 @@ def test_a_base_snapshot_of_an_unknown_format(tmp_path: Path) -> None:
     newer = encode_metadata(msgspec.structs.replace(metadata, operators=operators))
     (path / "_metadata").write_bytes(newer)
     with pytest.raises(CorruptFileError, match=r"'tree', .* not know: upgrade"):
-        with ckpt.open_state(str(path)) as snapshot:
+        with ckpt.location(str(path)).state() as snapshot:
             snapshot.state("op", "n").to_arrow().read_all()
 
 

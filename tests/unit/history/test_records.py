@@ -9,7 +9,7 @@ from pyspark.sql import types as T
 
 from pyspark_ckpt.formats.metadata import CheckpointMetadata, Origin
 from pyspark_ckpt.formats.modes import CheckpointKind, SavepointFormat
-from pyspark_ckpt.formats.origin import Restore
+from pyspark_ckpt.formats.origin import RestoredFrom
 from pyspark_ckpt.history.verification import verify
 from pyspark_ckpt.savepoint.savepoint import write_savepoint
 from pyspark_ckpt.storage.open import LocalStorage
@@ -31,7 +31,7 @@ def test_spark_makes_rows_of_records(
     for record, field, word in (
         (made, "format", "NATIVE"),
         (verify(made.path), "kind", "savepoint"),
-        (Restore.of(origin), "claim_mode", "NO_CLAIM"),
+        (RestoredFrom.of(origin), "claim_mode", "NO_CLAIM"),
     ):
         schema = T._infer_schema(asdict(record))
         assert schema[field].dataType == T.StringType()

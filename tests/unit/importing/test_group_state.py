@@ -69,7 +69,9 @@ def test_timers_that_would_be_lost() -> None:
 
     refusing = Mapped(mapper, ("s",), "operator 'c'", has_timers=False)
     assert refusing(("a",), (1,), None).timers == refusing(("a",), (1,), -1).timers == []
-    with pytest.raises(ckpt.PlanError, match=r"operator 'c': .* key \('a',\) returned timers"):
+    with pytest.raises(
+        ckpt.errors.PlanError, match=r"operator 'c': .* key \('a',\) returned timers"
+    ):
         refusing(("a",), (1,), 60_000)
     assert Mapped(mapper, ("s",), "op", has_timers=True)(("a",), (1,), 60_000).timers == [60_000]
 

@@ -11,7 +11,7 @@ import pytest
 from pyspark_ckpt.errors import CorruptFileError
 from pyspark_ckpt.formats.metadata import CheckpointMetadata, Origin
 from pyspark_ckpt.formats.modes import SavepointFormat
-from pyspark_ckpt.formats.origin import Restore, give_up_claim, read_origin, write_origin
+from pyspark_ckpt.formats.origin import RestoredFrom, give_up_claim, read_origin, write_origin
 from pyspark_ckpt.history.records import CompletedCheckpoint
 from pyspark_ckpt.restore.claim import ClaimedSource, discard
 from pyspark_ckpt.restore.source import RestoreSource
@@ -154,7 +154,7 @@ def test_the_origin_is_read_as_written(storage: LocalStorage, savepoint: Path) -
     assert read_origin(storage) == origin
     whole = storage.path("origin.json").read_bytes()
     assert b'"claim_mode":"CLAIM"' in whole
-    assert Restore.of(origin) == Restore(
+    assert RestoredFrom.of(origin) == RestoredFrom(
         str(savepoint), 6, "q", "CLAIM", needs_original=False, skipped=("chk-9 is cut",)
     )
     for content, named in (

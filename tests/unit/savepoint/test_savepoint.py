@@ -101,13 +101,13 @@ def test_a_path_object_is_taken_as_its_path(
 ) -> None:
     made = write_savepoint(snapshot, storage, str(savepoints), NATIVE)
     path: Any = Path(made.path)  # where a text is documented
-    assert ckpt.verify(path).path == made.path
-    assert ckpt.lineage(path)["path"].tolist()[0] == made.path
-    with ckpt.open_state(path) as opened:
+    assert ckpt.location(path).verify().path == made.path
+    assert ckpt.location(path).lineage()["path"].tolist()[0] == made.path
+    with ckpt.location(path).state() as opened:
         assert opened.path == made.path
-    with pytest.raises(ckpt.CheckpointNotFoundError, match=str(savepoints)):
-        ckpt.history(path.parent)
-    assert ckpt.dispose_savepoint(path).path == made.path
+    with pytest.raises(ckpt.errors.CheckpointNotFoundError, match=str(savepoints)):
+        ckpt.location(path.parent).history()
+    assert ckpt.location(path).dispose().path == made.path
 
 
 def test_two_savepoints_of_one_epoch_lie_beside_each_other(
@@ -203,7 +203,7 @@ def plan(monkeypatch: pytest.MonkeyPatch) -> Plan:
 def number_of_operations(
     plan: Plan, storage: Storage, snapshot: CheckpointMetadata, savepoints: Path
 ) -> int:
-    ckpt.dispose_savepoint(write_savepoint(snapshot, storage, str(savepoints), NATIVE).path)
+    ckpt.location(write_savepoint(snapshot, storage, str(savepoints), NATIVE).path).dispose()
     return len(plan.done)
 
 
@@ -239,8 +239,8 @@ def test_after_any_fault_a_savepoint_is_whole_or_nothing_is_left(
             assert error is None or not repeats
         for path in found:
             if fault == "before" or index > 0:  # else the directory alone was made
-                ckpt.verify(str(path))
-            ckpt.dispose_savepoint(str(path))
+                ckpt.location(str(path)).verify()
+            ckpt.location(str(path)).dispose()
         assert list(savepoints.iterdir()) == []
 
 
@@ -253,10 +253,10 @@ def test_a_complete_savepoint_stays_whatever_cannot_be_cleaned(
 ) -> None:
     plan.fails_on = "delete _in_progress"  # always
     made = write_savepoint(snapshot, storage, str(savepoints), NATIVE)
-    assert ckpt.verify(made.path).files == made.files
+    assert ckpt.location(made.path).verify().files == made.files
     (warning,) = (r.getMessage() for r in caplog.records if r.levelname == "WARNING")
     assert f"the savepoint {made.path} is complete" in warning
-    assert ckpt.dispose_savepoint(made.path).left == ()
+    assert ckpt.location(made.path).dispose().left == ()
 
 
 @pytest.mark.parametrize(
@@ -276,7 +276,7 @@ def test_a_savepoint_that_may_be_complete_is_not_removed(
     with pytest.raises(OSError, match=fault):
         write_savepoint(snapshot, storage, str(savepoints), NATIVE)
     (path,) = savepoints.iterdir()
-    assert ckpt.verify(str(path)).files == len(FILES) + 1
+    assert ckpt.location(str(path)).verify().files == len(FILES) + 1
     assert f"the savepoint {path} is kept" in caplog.text
 
 
@@ -290,5 +290,5 @@ def test_what_a_failed_savepoint_leaves_can_be_disposed_of(
         write_savepoint(snapshot, storage, str(savepoints), NATIVE)
     (path,) = savepoints.iterdir()
     assert "_in_progress" in tree(path)
-    assert not ckpt.dispose_savepoint(str(path)).was_complete
+    assert not ckpt.location(str(path)).dispose().was_complete
     assert list(savepoints.iterdir()) == []

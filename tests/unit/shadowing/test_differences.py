@@ -229,5 +229,5 @@ def test_it_has_enough_after_some_epochs() -> None:
     ],
 )
 def test_rules_that_make_no_sense_are_refused(arguments: dict[str, Any], mentions: str) -> None:
-    with pytest.raises(ckpt.ConfigurationError, match=mentions):
+    with pytest.raises(ckpt.errors.ConfigurationError, match=mentions):
         Rules(**arguments)

@@ -122,14 +122,16 @@ def test_an_epoch_that_spark_has_deleted(query: Location) -> None:
     query.put(commits__9=commit(60), offsets__9=offsets(9, "1"))
     followed = FollowedQuery(SparkLog(query.storage), ID, (0,), (), after=4)
     gone = r"epoch 5 can no longer.*began at an old checkpoint: trigger one.*minBatches"
-    with pytest.raises(ckpt.CheckpointAbortedError, match=gone):
+    with pytest.raises(ckpt.errors.CheckpointAbortedError, match=gone):
         followed.next()
     query.put(
         offsets__5=offsets(5, "1"), commits__5=commit(60),
         offsets__7=offsets(7, "1"), sources__0__0="v1\nrate",
     )  # fmt: skip
     assert followed.next() is not None
-    with pytest.raises(ckpt.CheckpointAbortedError, match=r"epoch 6 can no longer.*too slow"):
+    with pytest.raises(
+        ckpt.errors.CheckpointAbortedError, match=r"epoch 6 can no longer.*too slow"
+    ):
         followed.next()
 
 
@@ -176,7 +178,9 @@ def test_a_query_that_was_rolled_back(tmp_path: Path, last: int) -> None:
     assert first is not None
     assert first.epoch == 5
     roll_back(query)
-    with pytest.raises(ckpt.CheckpointAbortedError, match=rf"{ID} was rolled back.*begin another"):
+    with pytest.raises(
+        ckpt.errors.CheckpointAbortedError, match=rf"{ID} was rolled back.*begin another"
+    ):
         followed.next()
 
 
@@ -187,7 +191,7 @@ def test_a_query_that_is_rolled_back_while_an_epoch_is_read(tmp_path: Path, at: 
     run(query, ID, "void", 7)
     storage = RolledBackBetween(tmp_path)
     storage.query, storage.at = query, at
-    with pytest.raises(ckpt.CheckpointAbortedError, match="was rolled back"):
+    with pytest.raises(ckpt.errors.CheckpointAbortedError, match="was rolled back"):
         FollowedQuery(SparkLog(storage), ID, (0,), (), after=4).next()
 
 
@@ -195,5 +199,5 @@ def test_a_fork_of_another_epoch_is_refused(query: Location, fork: Location) -> 
     query.put(offsets__6=offsets(6, "9"), commits__6=commit(60), sources__0__0="v1\nrate")
     epoch = FollowedQuery(SparkLog(query.storage), ID, (0,), (), after=5).next()
     assert epoch is not None
-    with pytest.raises(ckpt.CkptError, match=r"has committed epoch 4, not 5"):
+    with pytest.raises(ckpt.errors.CkptError, match=r"has committed epoch 4, not 5"):
         begin_epoch(fork.storage, epoch, (0,))

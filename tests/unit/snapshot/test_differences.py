@@ -33,7 +33,7 @@ def schema_of(names: Sequence[str]) -> T.StructType:
 
 def rows_of(path: str, state: str) -> tuple[list[str], Rows]:
     """Return the columns of values of a state, and its rows by key."""
-    with ckpt.open_state(path) as snapshot:
+    with ckpt.location(path).state() as snapshot:
         table = snapshot.state(UID, state).to_arrow().read_all()
     rows = {row.pop("user"): row for row in table.to_pylist()}
     return [name for name in table.column_names if name != "user"], rows
@@ -78,8 +78,8 @@ def test_values_of_both_sides_are_those_of_the_tables(programs: list[Program], o
         first, second = saved[min(old, len(saved) - 1)], saved[-1]
         (columns, before), (later_columns, after) = rows_of(first, "s"), rows_of(second, "s")
         try:
-            found = ckpt.diff_state(first, second).to_arrow(UID, "s").to_pylist()
-        except ckpt.IncompatibleStateError as exc:
+            found = ckpt.location(first).diff(second).to_arrow(UID, "s").to_pylist()
+        except ckpt.errors.IncompatibleStateError as exc:
             # The newest subtask of one side skipped a program of the other side's.
             assume("nothing in common" not in str(exc))
             raise
@@ -115,7 +115,7 @@ def test_broadcast_state_is_one_at_any_parallelism(before: int, after: int, valu
 
     with TemporaryDirectory(dir=IN_MEMORY) as directory:
         old, new = saved(before, 1, directory), saved(after, value, directory)
-        difference = ckpt.diff_state(old, new)
+        difference = ckpt.location(old).diff(new)
     changed = [{"change": "changed", "s": "limit", "old_n": 1, "new_n": value}]
     assert difference.to_arrow(UID, "rules").to_pylist() == (changed if value != 1 else [])
     assert difference.is_equal == (value == 1)
@@ -135,9 +135,9 @@ def test_of_broadcast_state_the_copy_of_the_newest_subtask_counts(tmp_path: Path
             ),
         )
         saved.append(made.save(f"savepoint-{len(saved)}", canonical=True))
-    changed = ckpt.diff_state(saved[0], saved[1]).to_arrow(UID, "rules").to_pylist()
+    changed = ckpt.location(saved[0]).diff(saved[1]).to_arrow(UID, "rules").to_pylist()
     assert changed == [{"change": "changed", "s": "limit", "old_n": 1, "new_n": 2}]
-    assert ckpt.diff_state(saved[1], saved[2]).is_equal
+    assert ckpt.location(saved[1]).diff(saved[2]).is_equal
 
 
 def test_a_row_with_nan_that_was_only_written_again_is_equal(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_a_row_with_nan_that_was_only_written_again_is_equal(tmp_path: Path) -> 
             lambda states, of: states["s"].update((math.nan, len(saved) if of == USERS[0] else 7)),
         )
         saved.append(made.save(f"savepoint-{len(saved)}", canonical=True))
-    [changed] = ckpt.diff_state(*saved).to_arrow(UID, "s").to_pylist()
+    [changed] = ckpt.location(saved[0]).diff(saved[1]).to_arrow(UID, "s").to_pylist()
     assert (changed["user"], changed["old_n"], changed["new_n"]) == ("u0", 0, 1)
 
 
@@ -171,7 +171,7 @@ def test_names_of_keys_like_those_of_changes_and_values(tmp_path: Path) -> None:
             ],
         )
         saved.append(made.save(f"savepoint-{value}", canonical=True))
-    difference = ckpt.diff_state(*saved)
+    difference = ckpt.location(saved[0]).diff(saved[1])
     assert difference.to_arrow(UID, "n").to_pylist() == [
         {
             "change": "changed",
@@ -210,10 +210,10 @@ def test_large_integers_beside_nulls_keep_their_digits_in_frames(tmp_path: Path)
             ),
         )
         saved.append(made.save(f"savepoint-{number}", canonical=True))
-    with ckpt.open_state(saved[0]) as snapshot:
+    with ckpt.location(saved[0]).state() as snapshot:
         frame = snapshot.state(UID, "s").to_pandas().set_index("user")
     assert frame["n"].to_dict() == {"u0": None, "u1": large}
-    difference = ckpt.diff_state(*saved)
+    difference = ckpt.location(saved[0]).diff(saved[1])
     (row,) = difference.to_pandas(UID, "s").to_dict("records")
     assert (row["old_n"], row["new_n"]) == (None, large)
     assert (list(row["old_many"]), list(row["new_many"])) == ([None, None], [large, None])
@@ -253,7 +253,7 @@ def test_entries_of_a_deleted_state_that_are_not_yet_swept(
 
     some = [saved[number] for number in (0, 1, 3, -1)]
     for (old, before), (new, after) in itertools.product(some, some):
-        difference = ckpt.diff_state(old, new)
+        difference = ckpt.location(old).diff(new)
         for name in before | after:
             found = difference.to_arrow(UID, name).to_pylist()
             if name in before and name in after:

@@ -32,11 +32,11 @@ def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.fixture(params=["location", "chk", "canonical", "native"])
-def snapshot(whole: Path, request: pytest.FixtureRequest) -> Iterator[ckpt.Snapshot]:
+def snapshot(whole: Path, request: pytest.FixtureRequest) -> Iterator[ckpt.results.Snapshot]:
     place = whole / request.param
     if request.param == "chk":
         place = newest_checkpoint(whole)
-    with ckpt.open_state(str(place)) as opened:
+    with ckpt.location(str(place)).state() as opened:
         yield opened
 
 
@@ -68,7 +68,7 @@ def ms(time: Any) -> int:
     return round(time.timestamp() * 1000)
 
 
-def of_keys(view: ckpt.TableView) -> dict[str, Rows]:
+def of_keys(view: ckpt.results.TableView) -> dict[str, Rows]:
     found: dict[str, Rows] = defaultdict(list)
     for row in view.to_arrow().read_all().to_pylist():
         found[row.pop("k")].append(row)
@@ -95,7 +95,9 @@ NAMES = ("total", "items", "tally", "lasting", "short", "aging")
 
 
 @pytest.mark.further
-def test_keyed_states_and_timers_are_what_the_processor_saw(snapshot: ckpt.Snapshot) -> None:
+def test_keyed_states_and_timers_are_what_the_processor_saw(
+    snapshot: ckpt.results.Snapshot,
+) -> None:
     tables = {name: of_keys(snapshot.state(UID, name)) for name in NAMES}
     tables["timers"] = of_keys(snapshot.timers(UID))
     expected = seen()
@@ -107,7 +109,7 @@ def test_keyed_states_and_timers_are_what_the_processor_saw(snapshot: ckpt.Snaps
 
 
 @pytest.mark.wide_variants
-def test_one_key(snapshot: ckpt.Snapshot) -> None:
+def test_one_key(snapshot: ckpt.results.Snapshot) -> None:
     for key, told in seen().items():
         rows: dict[str, Rows] = {"timers": []}
         for name in NAMES:
@@ -118,7 +120,7 @@ def test_one_key(snapshot: ckpt.Snapshot) -> None:
 
 
 @pytest.mark.further
-def test_state_of_subtasks(snapshot: ckpt.Snapshot) -> None:
+def test_state_of_subtasks(snapshot: ckpt.results.Snapshot) -> None:
     told = subtasks_seen()
     for name in ("dealt", "united"):
         lists: dict[int, list[int]] = defaultdict(list)
@@ -135,16 +137,16 @@ def test_state_of_subtasks(snapshot: ckpt.Snapshot) -> None:
     assert fired == {subtask: {"fired": each["fired"]} for subtask, each in told.items()}
 
 
-def rows_of(view: ckpt.TableView) -> Rows:
+def rows_of(view: ckpt.results.TableView) -> Rows:
     return list(view.to_arrow().read_all().to_pylist())
 
 
-def test_the_second_operator(snapshot: ckpt.Snapshot) -> None:
+def test_the_second_operator(snapshot: ckpt.results.Snapshot) -> None:
     counts = {row["what"]: row["n"] for row in rows_of(snapshot.state("counted", "n"))}
     assert counts == EXPECTED["counted"]
 
 
-def test_the_third_operator(snapshot: ckpt.Snapshot) -> None:
+def test_the_third_operator(snapshot: ckpt.results.Snapshot) -> None:
     counted = EXPECTED["counted"]
     assert {row["what"]: row["n"] for row in rows_of(snapshot.state("merged", "most"))} == counted
     mean = {
@@ -162,7 +164,7 @@ def test_each_archive_is_read(archive: Path, tmp_path: Path) -> None:
         newest_checkpoint(whole),
         *(whole / n for n in ("location", "canonical", "native")),
     ):
-        with ckpt.open_state(str(place)) as opened:
+        with ckpt.location(str(place)).state() as opened:
             counts = {row["what"]: row["n"] for row in rows_of(opened.state("counted", "n"))}
             assert counts == EXPECTED["counted"]
             found = {row["what"]: row["n"] for row in rows_of(opened.state("merged", "most"))}
@@ -176,7 +178,7 @@ def test_every_retained_checkpoint_is_readable(whole: Path) -> None:
     assert len(in_order) > 1
     counts = []
     for path in in_order:
-        with ckpt.open_state(str(path)) as opened:
+        with ckpt.location(str(path)).state() as opened:
             rows = {row["what"]: row["n"] for row in rows_of(opened.state("counted", "n"))}
             assert rows["row"] == sum(row["n"] for row in rows_of(opened.state(UID, "total")))
             counts.append(rows["row"])
@@ -187,5 +189,5 @@ def test_every_retained_checkpoint_is_readable(whole: Path) -> None:
 def test_a_location_differs_from_its_savepoints_in_nothing(whole: Path) -> None:
     """Formats, and a checkpoint next to a savepoint, compared by the difference of snapshots."""
     for other in ("canonical", "native"):
-        difference = ckpt.diff_state(str(whole / "location"), str(whole / other))
+        difference = ckpt.location(str(whole / "location")).diff(str(whole / other))
         assert difference.is_equal

@@ -34,7 +34,7 @@ def first_value(data: bytes) -> tuple[Any, bytes]:
     raise AssertionError(data.hex())
 
 
-def rows_of(view: ckpt.StateView, **options: Any) -> list[tuple[Any, ...]]:
+def rows_of(view: ckpt.results.StateView, **options: Any) -> list[tuple[Any, ...]]:
     table = view.to_arrow(**options).read_all()
     return [tuple(row.values()) for row in table.to_pylist()]
 
@@ -51,7 +51,7 @@ def test_keyed_states(path: Path) -> None:
     for stored_key, value in stored["due"]:
         (key,), rest = first_value(stored_key[3:])
         due.add((key, first_value(rest)[0][0], first_value(value)[0][0]))
-    with ckpt.open_state(str(path / "savepoint")) as snapshot:
+    with ckpt.location(str(path / "savepoint")).state() as snapshot:
         assert rows_of(snapshot.state("op", "n")) == [
             (first_value(k[3:])[0][0], first_value(v)[0][0]) for k, v in stored["n"]
         ]
@@ -72,7 +72,7 @@ def test_a_list_whose_chunks_age(path: Path) -> None:
             written_ms = int.from_bytes(data[1:9], "big")
             items = map(msgspec.msgpack.decode, msgspec.msgpack.decode(data[9:]))
             lists.extend((key, value, written_ms + 15_000) for (value,) in items)
-    with ckpt.open_state(str(path / "savepoint")) as snapshot:
+    with ckpt.location(str(path / "savepoint")).state() as snapshot:
         view = snapshot.state("op", "recent")
         found = [
             (key, value, round(expires.timestamp() * 1000))
@@ -88,7 +88,7 @@ def test_timers(path: Path) -> None:
     for stored_key, _ in stored_of(path)["(timers)"]:
         time_ms = int.from_bytes(stored_key[-8:], "big") - OFFSET
         timers.append((first_value(stored_key[3:])[0][0], time_ms))
-    with ckpt.open_state(str(path / "savepoint")) as snapshot:
+    with ckpt.location(str(path / "savepoint")).state() as snapshot:
         view = snapshot.timers("op")
         found = [(k, round(at.timestamp() * 1000)) for k, at in rows_of(view)]  # type: ignore[arg-type]
         assert {b"EventTime", b"ProcessingTime"} & set(view.schema.metadata.values())

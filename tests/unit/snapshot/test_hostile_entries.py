@@ -125,7 +125,7 @@ CASES = [
 ]
 
 
-def view_of(snapshot: ckpt.Snapshot, table: str) -> ckpt.TableView:
+def view_of(snapshot: ckpt.results.Snapshot, table: str) -> ckpt.results.TableView:
     if table in NAMES:
         return snapshot.state(UID, table)
     return snapshot.timers(UID) if table == "timers" else snapshot.raw(UID)
@@ -141,7 +141,7 @@ def test_an_entry_of_another_form(path: Path, table: str, key: bytes, value: byt
     source = ckpt.StateDataSource(options)
     reader = source.reader(source.schema())
     (part,) = reader.partitions()
-    with ckpt.open_state(str(path)) as snapshot:
+    with ckpt.location(str(path)).state() as snapshot:
         reads: list[Callable[[], object]] = [
             lambda: view_of(snapshot, table).to_arrow().read_all(),
             lambda: list(reader.read(InputPartition(part.value))),
@@ -149,7 +149,7 @@ def test_an_entry_of_another_form(path: Path, table: str, key: bytes, value: byt
         if table == "value" and key == keyed(0):
             reads.append(lambda: snapshot.state(UID, "value").get("a"))
         for read in reads:
-            with pytest.raises(ckpt.CorruptFileError, match=r"operator 'op'"):
+            with pytest.raises(ckpt.errors.CorruptFileError, match=r"operator 'op'"):
                 read()
         if good:
             assert snapshot.state(UID, "value").get("a") == {"n": 1}
@@ -170,9 +170,9 @@ def test_random_entries(path: Path) -> None:
             key = head + chance.randbytes(chance.randint(0, 6))
             entries[key] = chance.choice(values) + chance.randbytes(chance.randint(0, 4))
         with_entries(path, *entries.items())
-        with ckpt.open_state(str(path)) as snapshot:
+        with ckpt.location(str(path)).state() as snapshot:
             for table in HOSTILE:
-                with suppress(ckpt.CorruptFileError):
+                with suppress(ckpt.errors.CorruptFileError):
                     view_of(snapshot, table).to_arrow().read_all()
 
 
@@ -184,8 +184,8 @@ def test_a_file_with_other_bytes(path: Path, length: int) -> None:
     file.write_bytes({-1: data[:-1], 0: bytes(len(data)), 1: data + b"x"}[length])
 
     def read() -> None:
-        with ckpt.open_state(str(path)) as snapshot:
+        with ckpt.location(str(path)).state() as snapshot:
             snapshot.state(UID, "value").to_arrow().read_all()
 
-    with pytest.raises(ckpt.CorruptFileError):
+    with pytest.raises(ckpt.errors.CorruptFileError):
         read()

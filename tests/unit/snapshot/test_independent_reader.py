@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pyspark_ckpt import open_state
+from pyspark_ckpt import location
 from tests.golden.archives import ARCHIVES, name_of, unpack
 from tools import read_savepoint
 
@@ -32,7 +32,7 @@ def stored(value: Any) -> Any:
 
 
 def by_library(path: Path, operator: str, name: str) -> list[tuple[Any, ...]]:
-    with open_state(str(path)) as snapshot:
+    with location(str(path)).state() as snapshot:
         table = snapshot.state(operator, name).to_arrow().read_all()
     columns = [each for each in table.column_names if each not in ("position", "expires_at")]
     return sorted(
@@ -60,7 +60,7 @@ def test_the_reader_finds_what_the_library_finds(path: Path, tmp_path: Path) -> 
         path = unpack(path, tmp_path) / "canonical"
     else:
         path = shutil.copytree(path, tmp_path / "savepoint")
-    with open_state(str(path)) as snapshot:
+    with location(str(path)).state() as snapshot:
         states = snapshot.states()
         timers = {
             uid: snapshot.timers(uid).to_arrow().read_all().num_rows for uid in snapshot.operators

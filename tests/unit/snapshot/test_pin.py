@@ -52,17 +52,17 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def test_a_savepoint_that_is_read_is_not_deleted(savepoint: Path) -> None:
-    with ckpt.open_state(str(savepoint)) as snapshot, ckpt.open_state(str(savepoint)):
-        with pytest.raises(ckpt.CheckpointError, match="is being read by 2 readers"):
-            ckpt.dispose_savepoint(str(savepoint))
+    with ckpt.location(str(savepoint)).state() as snapshot, ckpt.location(str(savepoint)).state():
+        with pytest.raises(ckpt.errors.CheckpointError, match="is being read by 2 readers"):
+            ckpt.location(str(savepoint)).dispose()
         assert len(snapshot.state("op", "n").to_pandas()) == 2
     assert pins(savepoint) == []
-    assert ckpt.dispose_savepoint(str(savepoint)).left == ()
+    assert ckpt.location(str(savepoint)).dispose().left == ()
     assert not savepoint.exists()
 
 
 def test_a_snapshot_that_is_dropped_is_released(savepoint: Path) -> None:
-    snapshot = ckpt.open_state(str(savepoint))
+    snapshot = ckpt.location(str(savepoint)).state()
     assert len(pins(savepoint)) == 1
     del snapshot
     gc.collect()
@@ -74,18 +74,18 @@ def test_the_pin_of_a_dead_reader_is_over_by_itself(savepoint: Path) -> None:
     storage.write(pin_name(NOW_MS), [encode_pin("dead", ["shared/x"])])
     assert pinned(storage, NOW_MS + GRACE_MS) == {"shared/x"}
     assert pinned(storage, NOW_MS + GRACE_MS + 1) == set()
-    assert ckpt.dispose_savepoint(str(savepoint)).left == ()
+    assert ckpt.location(str(savepoint)).dispose().left == ()
 
 
 def test_a_disposal_that_was_interrupted_closes_the_savepoint_for_a_while(savepoint: Path) -> None:
     storage = LocalStorage(savepoint)
     barrier = barrier_name(pin_module.now_ms() + 1000)
     storage.write(barrier, [encode_pin("a disposal")])
-    with pytest.raises(ckpt.CheckpointNotFoundError, match="is being deleted"):
-        ckpt.open_state(str(savepoint))
+    with pytest.raises(ckpt.errors.CheckpointNotFoundError, match="is being deleted"):
+        ckpt.location(str(savepoint)).state()
     assert pins(savepoint) == []
     storage.delete([barrier])
-    ckpt.open_state(str(savepoint)).close()
+    ckpt.location(str(savepoint)).state().close()
 
 
 def test_a_pin_is_renewed_until_it_is_released(savepoint: Path) -> None:
@@ -105,7 +105,7 @@ def test_a_reader_that_slept_pins_again_what_is_there(
         monkeypatch.setattr(pin_module, "now_ms", lambda n=sleeps: NOW_MS * 2 + n * 2 * LEASE_MS)
         if sleeps == 2:
             (savepoint / METADATA_NAME).unlink()
-            with pytest.raises(ckpt.CheckpointNotFoundError):
+            with pytest.raises(ckpt.errors.CheckpointNotFoundError):
                 pin.check()
         else:
             pin.check()
@@ -120,7 +120,7 @@ def test_a_directory_that_cannot_be_written_is_read_without_a_pin(
         raise PermissionError(13, "read only")
 
     monkeypatch.setattr(LocalStorage, "write", refuse)
-    with ckpt.open_state(str(savepoint)) as snapshot:
+    with ckpt.location(str(savepoint)).state() as snapshot:
         assert len(snapshot.state("op", "n").to_pandas()) == 2
     assert "may be deleted in the meantime" in caplog.text
 
@@ -147,18 +147,18 @@ def test_a_pin_that_is_listed_and_never_found_lets_nothing_be_deleted(
     """A listing may be old, or the name a link to nothing: the search must end."""
     monkeypatch.setattr(reader_pins, "_PAUSE_S", 0.0)
     (savepoint / pin_name(NOW_MS)).symlink_to("nothing")
-    with pytest.raises(ckpt.CorruptFileError, match="cannot be found"):
+    with pytest.raises(ckpt.errors.CorruptFileError, match="cannot be found"):
         pinned(LocalStorage(savepoint), NOW_MS)
 
 
 def test_a_pin_that_was_changed_lets_nothing_be_deleted(savepoint: Path) -> None:
     storage = LocalStorage(savepoint)
     storage.write(pin_name(NOW_MS), [b"?"])
-    with pytest.raises(ckpt.CorruptFileError, match="delete it if nobody reads"):
+    with pytest.raises(ckpt.errors.CorruptFileError, match="delete it if nobody reads"):
         pinned(storage, NOW_MS)
     assert pinned(storage, NOW_MS + 2 * GRACE_MS) == set()
     storage.write(pin_name(NOW_MS * 2), [encode_pin("stranger", ["../x"])])
-    with pytest.raises(ckpt.UnsafePathError):
+    with pytest.raises(ckpt.errors.UnsafePathError):
         pinned(storage, NOW_MS + 2 * GRACE_MS)
 
 

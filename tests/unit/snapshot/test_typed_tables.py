@@ -84,7 +84,9 @@ def read(data_type: T.DataType, value: Any) -> Any:
     return seen(data_type, value)
 
 
-def rows_of(view: ckpt.TableView, types: list[T.DataType], **options: Any) -> list[list[Any]]:
+def rows_of(
+    view: ckpt.results.TableView, types: list[T.DataType], **options: Any
+) -> list[list[Any]]:
     table = view.to_arrow(**options).read_all()
     assert len(table.schema) == len(types)
     columns = [column.to_pylist() for column in table.columns]
@@ -159,7 +161,7 @@ def test_all_kinds_and_types(data: st.DataObject, canonical: bool) -> None:
         savepoint.epoch(init, write)
         path = savepoint.save("savepoint", canonical=canonical)
         savepoint.epoch(init, note)
-        with ckpt.open_state(path) as snapshot:
+        with ckpt.location(path).state() as snapshot:
             types = {
                 "value": [key_type, value_type],
                 "list": [key_type, T.LongType(), value_type],
@@ -206,7 +208,7 @@ def test_entries_that_expired_are_left_out(canonical: bool) -> None:
         before = savepoint.save("before", canonical=canonical)
         savepoint.time_ms += 1  # now the first entries expire
         after = savepoint.save("after", canonical=canonical)
-        with ckpt.open_state(before) as snapshot:
+        with ckpt.location(before).state() as snapshot:
             counts = {
                 name: snapshot.state(UID, name).to_pandas() for name in ("value", "list", "map")
             }
@@ -217,7 +219,7 @@ def test_entries_that_expired_are_left_out(canonical: bool) -> None:
             }
             times = set(counts["map"]["expires_at"].astype("int64"))
             assert times == {TIME_MS + 1000, TIME_MS + 1999}
-        with ckpt.open_state(after) as snapshot:
+        with ckpt.location(after).state() as snapshot:
             young = [f"k{number}" for number in range(5)]
             for name in ("value", "list", "map"):
                 view = snapshot.state(UID, name)
@@ -266,7 +268,7 @@ def test_schemas_that_changed_in_some_subtasks() -> None:
             ids.add([state.name for state in savepoint.states(number)].index("value"))
         assert len(ids) == 2
         for path in paths:
-            with ckpt.open_state(path) as snapshot:
+            with ckpt.location(path).state() as snapshot:
                 assert snapshot.state(UID, "value").schema.names == ["name", "n", "s"]
                 rows = {
                     name: (n, None if pd.isna(s) else s)  # NaN from pandas 3 on
@@ -310,7 +312,7 @@ def test_operator_states_timers_and_raw_state() -> None:
             savepoint.save(f"s{canonical}", canonical=canonical) for canonical in (True, False)
         ]
         for path in paths:
-            with ckpt.open_state(path) as snapshot:
+            with ckpt.location(path).state() as snapshot:
                 dealt = snapshot.state(UID, "dealt")
                 assert dealt.schema.names == ["subtask", "position", "n"]
                 assert dealt.to_pandas().to_numpy().tolist() == [
@@ -332,15 +334,15 @@ def test_operator_states_timers_and_raw_state() -> None:
                     (key, time_ms) for (key,) in keys for time_ms in (-5, TIME_MS + int(key[1:]))
                 )
                 assert snapshot.state(UID, "value").to_pandas().empty
-                with pytest.raises(ckpt.StateUseError, match="belongs to no key"):
+                with pytest.raises(ckpt.errors.StateUseError, match="belongs to no key"):
                     snapshot.state(UID, "rules").get("r0")
                 with pytest.raises(
-                    ckpt.StateUseError, match="no state 'x': it has 'dealt', 'rules'"
+                    ckpt.errors.StateUseError, match="no state 'x': it has 'dealt', 'rules'"
                 ):
                     snapshot.state(UID, "x")
-                with pytest.raises(ckpt.StateUseError, match="no operator 'x': it has 'op'"):
+                with pytest.raises(ckpt.errors.StateUseError, match="no operator 'x': it has 'op'"):
                     snapshot.state("x", "rules")
-            with pytest.raises(ckpt.StateUseError, match="is closed"):
+            with pytest.raises(ckpt.errors.StateUseError, match="is closed"):
                 snapshot.state(UID, "value").to_pandas()
 
 
@@ -360,7 +362,7 @@ def test_names_that_stand_twice_and_other_readers() -> None:
 
     with made(keys, parallelism=1) as savepoint:
         savepoint.epoch(init, work)
-        with ckpt.open_state(savepoint.save("s", canonical=True)) as snapshot:
+        with ckpt.location(savepoint.save("s", canonical=True)).state() as snapshot:
             items, entries = snapshot.state(UID, "list"), snapshot.state(UID, "map")
             assert items.schema.names == ["name", "_position", "value_Name", "position"]
             assert entries.schema.names == ["name", "map_key_name", "value_Name", "position"]
@@ -409,7 +411,7 @@ def test_reducing_and_aggregating_state(canonical: bool) -> None:
 
     with made(keys) as savepoint:
         savepoint.epoch(init, write)
-        with ckpt.open_state(savepoint.save("savepoint", canonical=canonical)) as snapshot:
+        with ckpt.location(savepoint.save("savepoint", canonical=canonical)).state() as snapshot:
             kinds = snapshot.states().set_index("state")["kind"].to_dict()
             assert kinds == {"most": "reducing", "mean": "aggregating"}
             for place, (key,) in enumerate(keys):
@@ -450,7 +452,7 @@ def test_times_that_python_lacks_and_numbers_that_are_none() -> None:
     with made(keys) as savepoint:
         savepoint.epoch(init, work, outside=outside)
         path = savepoint.save("s", canonical=True)
-        with ckpt.open_state(path) as snapshot:
+        with ckpt.location(path).state() as snapshot:
             found = snapshot.state(UID, "value").get("k0")
             assert found is not None
             assert found["n"] == 7

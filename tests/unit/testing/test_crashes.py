@@ -103,7 +103,7 @@ class TestHistories:
             for step in call.crashes:
                 before = crashing.snapshot()
                 crashing.crashAt(step)
-                with pytest.raises(ckpt.CrashedError, match="crashed"):
+                with pytest.raises(ckpt.errors.CrashedError, match="crashed"):
                     call.on(crashing)
                 assert crashing.snapshot().handle == before.handle
             if call.loses_copy:
@@ -118,7 +118,9 @@ def test_a_crash_raises_at_its_step_once(backend: str, step: CrashStep) -> None:
     harness = new_harness(backend=backend)
     harness.test("ada", [Row(n=3)])
     harness.crashAt(step)
-    with pytest.raises(ckpt.CrashedError, match=f"'harness': crashed {step.value}, as planned"):
+    with pytest.raises(
+        ckpt.errors.CrashedError, match=f"'harness': crashed {step.value}, as planned"
+    ):
         harness.test("ada", [Row(n=4)])
     assert harness.peek("sum", "ada") == (3,)
     assert [row.sum for row in harness.test("ada", [Row(n=4)])] == [7]
@@ -139,7 +141,7 @@ def test_what_ran_before_each_step_ran_and_nothing_after_it() -> None:
         harness = ProcessorHarness(_Traced(), timeMode="ProcessingTime")
         _TRACE.clear()
         harness.crashAt(step)
-        with pytest.raises(ckpt.CrashedError):
+        with pytest.raises(ckpt.errors.CrashedError):
             harness.testMany({"ada": [Row()], "bob": [Row()]})
         assert calls_until == _TRACE, step
 
@@ -148,7 +150,7 @@ def test_a_segment_file_is_durable_only_after_its_step() -> None:
     harness = ProcessorHarness(Count(), conf=ALL_IN_FILES)
     for step, files in ((CrashStep.BEFORE_SEGMENT, 0), (CrashStep.AFTER_SEGMENT, 1)):
         harness.crashAt(step)
-        with pytest.raises(ckpt.CrashedError):
+        with pytest.raises(ckpt.errors.CrashedError):
             harness.test("ada", [Row(n=1)])
         root = harness._subtask.storage.root
         assert len(list(root.rglob("*.chg"))) == files
@@ -167,7 +169,7 @@ def test_a_lost_copy_is_built_from_durable_files(backend: str) -> None:
     segment.unlink()
     assert harness.peek("count", "ada") == (1,), "the copy has it"
     harness.loseLocalCopy()
-    with pytest.raises(ckpt.CorruptFileError, match=segment.name):
+    with pytest.raises(ckpt.errors.CorruptFileError, match=segment.name):
         harness.peek("count", "ada")
     segment.write_bytes(content)
     assert harness.peek("count", "ada") == (1,)
@@ -178,7 +180,7 @@ def test_a_crash_after_a_base_waits_for_an_epoch_that_writes_one() -> None:
     harness.crashAt(CrashStep.AFTER_BASE)
     for n in range(MAX_SEGMENTS):
         assert harness.test("ada", [Row(n=1)]) == [Row(key="ada", n=n + 1)]
-    with pytest.raises(ckpt.CrashedError, match="base snapshot"):
+    with pytest.raises(ckpt.errors.CrashedError, match="base snapshot"):
         harness.test("ada", [Row(n=1)])
     assert harness.snapshot().handle.base is None
     assert harness.test("ada", [Row(n=1)]) == [Row(key="ada", n=MAX_SEGMENTS + 1)]
@@ -191,7 +193,7 @@ def test_a_crash_while_the_clock_moves_leaves_it_where_it_was() -> None:
     harness = new_harness()
     harness.test("ada", [Row(n=4)])
     harness.crashAt(CrashStep.AFTER_TIMERS)
-    with pytest.raises(ckpt.CrashedError):
+    with pytest.raises(ckpt.errors.CrashedError):
         harness.setProcessingTime(5)
     assert harness.peekTimers("ada") == [4]
     assert [row.n for row in harness.setProcessingTime(5)] == [-4]
@@ -203,7 +205,7 @@ def test_without_rows_the_first_timer_is_the_first_key() -> None:
     harness.testMany({"ada": [Row()], "bob": [Row()]})
     _TRACE.clear()
     harness.crashAt(CrashStep.AFTER_FIRST_KEY)
-    with pytest.raises(ckpt.CrashedError):
+    with pytest.raises(ckpt.errors.CrashedError):
         harness.setProcessingTime(10)
     assert _TRACE == ["init", "timer"]
 
@@ -213,7 +215,7 @@ def test_states_that_the_test_sets_do_not_crash() -> None:
     harness.crashAt(CrashStep.AFTER_SEGMENT)
     harness.updateValueState("count", "ada", (3,))
     assert harness.peekValueState("count", "ada") == (3,)
-    with pytest.raises(ckpt.CrashedError):
+    with pytest.raises(ckpt.errors.CrashedError):
         harness.test("ada", [Row(n=1)])
 
 
@@ -221,7 +223,7 @@ def test_batches_crash_after_their_first_part() -> None:
     harness = ProcessorHarness(BatchCount())
     frame = pd.DataFrame({"user": ["ada", "bob"], "n": [1, 2]})
     harness.crashAt(CrashStep.AFTER_FIRST_KEY)
-    with pytest.raises(ckpt.CrashedError):
+    with pytest.raises(ckpt.errors.CrashedError):
         harness.testInBatches(frame, "user")
     output = harness.testInBatches(frame, "user")
     assert dict(zip(output["user"], output["n"], strict=True)) == {"ada": 1, "bob": 2}

@@ -76,7 +76,7 @@ class TestKeys:
     def test_a_key_of_two_columns_is_a_tuple_of_two(self, key: Any) -> None:
         harness = ProcessorHarness(Count(), keyColumns=2)
         assert harness.test(("ada", 1), [Row(n=1)]) == [Row(key="ada", n=1)]
-        with pytest.raises(ckpt.PlanError, match="not a tuple of 2 values"):
+        with pytest.raises(ckpt.errors.PlanError, match="not a tuple of 2 values"):
             harness.test(key, [Row(n=1)])
 
     def test_equal_keys_are_one(self) -> None:
@@ -100,13 +100,15 @@ class TestKeys:
 
     @pytest.mark.parametrize("key", [{"a": 1}, object()])
     def test_what_cannot_be_a_key_is_refused(self, key: Any) -> None:
-        with pytest.raises(ckpt.PlanError, match=r"cannot be .*key|give values as to"):
+        with pytest.raises(ckpt.errors.PlanError, match=r"cannot be .*key|give values as to"):
             ProcessorHarness(Count()).test(key, [Row(n=1)])
 
     def test_keys_have_one_type(self) -> None:
         harness = ProcessorHarness(Count())
         harness.test(1, [Row(n=1)])
-        with pytest.raises(ckpt.StateValueError, match=r"key column 'key1': .*str is not an int"):
+        with pytest.raises(
+            ckpt.errors.StateValueError, match=r"key column 'key1': .*str is not an int"
+        ):
             harness.test("ada", [Row(n=1)])
 
 
@@ -149,7 +151,7 @@ class TestManyKeys:
 
     def test_rows_and_frames_do_not_mix(self) -> None:
         harness = ProcessorHarness(Count())
-        with pytest.raises(ckpt.PlanError, match="all keys lists of rows, or all frames"):
+        with pytest.raises(ckpt.errors.PlanError, match="all keys lists of rows, or all frames"):
             harness.testMany({"ada": [Row(n=1)], "bob": pd.DataFrame({"n": [1]})})
 
     def test_frames_are_cut_as_in_a_query(self) -> None:
@@ -164,7 +166,7 @@ class TestManyKeys:
         assert harness.snapshot().handle.epoch == 0
 
     def test_key_groups_spread_keys(self) -> None:
-        one, many = ProcessorHarness(_Order(), maxParallelism=1), ProcessorHarness(_Order())
+        one, many = ProcessorHarness(_Order(), max_parallelism=1), ProcessorHarness(_Order())
         rows = {f"k{n:02}": [Row()] for n in range(30)}
         assert [row.key for row in one.testMany(rows)] == sorted(rows)
         in_groups = [row.key for row in many.testMany(rows)]
@@ -206,13 +208,13 @@ class TestBatches:
     @pytest.mark.parametrize(("columns", "named"), [((), r"\[\]"), (("day",), "day")])
     def test_key_columns_must_be_there(self, columns: tuple[str, ...], named: str) -> None:
         harness = ProcessorHarness(BatchCount())
-        with pytest.raises(ckpt.PlanError, match=rf"{named}.*'user'"):
+        with pytest.raises(ckpt.errors.PlanError, match=rf"{named}.*'user'"):
             harness.testInBatches(pd.DataFrame({"user": ["ada"], "n": [1]}), *columns)
 
     def test_each_kind_of_processor_has_its_calls(self) -> None:
-        with pytest.raises(ckpt.PlanError, match="tested by testInBatches"):
+        with pytest.raises(ckpt.errors.PlanError, match="tested by testInBatches"):
             ProcessorHarness(BatchCount()).test("ada", [Row(n=1)])
-        with pytest.raises(ckpt.PlanError, match="needs a BatchProcessor"):
+        with pytest.raises(ckpt.errors.PlanError, match="needs a BatchProcessor"):
             ProcessorHarness(Count()).testInBatches(pd.DataFrame({"user": ["ada"]}), "user")
 
 
@@ -261,9 +263,9 @@ class TestTime:
         )
         harness.setProcessingTime(5)
         harness.setWatermark(5)
-        with pytest.raises(ckpt.ClockError, match=f"processing time is 5 ms .* {new_ms} ms"):
+        with pytest.raises(ckpt.errors.ClockError, match=f"processing time is 5 ms .* {new_ms} ms"):
             harness.setProcessingTime(new_ms)
-        with pytest.raises(ckpt.ClockError, match=f"watermark is 5 ms .* {new_ms} ms"):
+        with pytest.raises(ckpt.errors.ClockError, match=f"watermark is 5 ms .* {new_ms} ms"):
             harness.setWatermark(new_ms)
 
     @pytest.mark.parametrize("wrong", [None, *NO_TIMES])
@@ -271,9 +273,9 @@ class TestTime:
         harness = ProcessorHarness(
             Alarm(), timeMode="ProcessingTime", eventTimeExtractor=lambda row: row.of
         )
-        with pytest.raises(ckpt.HarnessUseError, match="processing time cannot become"):
+        with pytest.raises(ckpt.errors.HarnessUseError, match="processing time cannot become"):
             harness.setProcessingTime(wrong)
-        with pytest.raises(ckpt.HarnessUseError, match="watermark cannot become"):
+        with pytest.raises(ckpt.errors.HarnessUseError, match="watermark cannot become"):
             harness.setWatermark(wrong)
         (row,) = harness.test("ada", [Row(at=7, of=1)])
         assert (row.processing, row.watermark) == (0, 0)
@@ -283,7 +285,7 @@ class TestTime:
         harness = ProcessorHarness(
             Alarm(), timeMode="EventTime", eventTimeExtractor=lambda row: row.of
         )
-        with pytest.raises(ckpt.HarnessUseError, match="eventTimeExtractor returned"):
+        with pytest.raises(ckpt.errors.HarnessUseError, match="eventTimeExtractor returned"):
             harness.test("ada", [Row(at=1, of=wrong)])
         assert harness.test("ada", [Row(at=7, of=None)]) != []
 
@@ -299,7 +301,9 @@ class TestTime:
 
     def test_a_timer_without_a_clock_is_pysparks_error(self) -> None:
         harness = ProcessorHarness(Echo())
-        with pytest.raises(ckpt.TimeModeError, match="registerTimer needs a clock") as raised:
+        with pytest.raises(
+            ckpt.errors.TimeModeError, match="registerTimer needs a clock"
+        ) as raised:
             harness.test("ada", [Row(n=1)])
         assert isinstance(raised.value, PySparkValueError)
         assert isinstance(raised.value, PySparkRuntimeError)
@@ -317,7 +321,7 @@ class TestTime:
     def test_a_clock_that_the_operator_does_not_have(self, mode: str, move: str) -> None:
         event_time = (lambda row: 0) if mode == "EventTime" else None
         harness = ProcessorHarness(Count(), timeMode=mode, eventTimeExtractor=event_time)
-        with pytest.raises(ckpt.TimeModeError, match=f"UNSUPPORTED_OPERATION.*{move}"):
+        with pytest.raises(ckpt.errors.TimeModeError, match=f"UNSUPPORTED_OPERATION.*{move}"):
             getattr(harness, move)(5)
 
     def test_output_of_timers_is_of_the_kind_of_the_last_call(self) -> None:
@@ -336,7 +340,9 @@ class TestAsInAQuery:
     def test_an_error_has_the_key_and_changes_nothing(self) -> None:
         harness = ProcessorHarness(Count())
         harness.test("ada", [Row(n=1)])
-        with pytest.raises(ckpt.ProcessorError, match=r"handleInputRows, key \('ada',\)") as raised:
+        with pytest.raises(
+            ckpt.errors.ProcessorError, match=r"handleInputRows, key \('ada',\)"
+        ) as raised:
             harness.test("ada", [Row(n=1), Row(n="x")])
         assert isinstance(raised.value.__cause__, TypeError)
         assert harness.peek("count", "ada") == (1,)
@@ -345,7 +351,9 @@ class TestAsInAQuery:
     def test_an_output_that_does_not_fit_has_the_key_and_the_method(self) -> None:
         harness = ProcessorHarness(Count(), outputStructType="key string, n tinyint")
         rows = {key: [Row(n=1)] for key in "abcdefgh"}
-        with pytest.raises(ckpt.StateValueError, match=r"by handleInputRows, key .'e',.*\n") as no:
+        with pytest.raises(
+            ckpt.errors.StateValueError, match=r"by handleInputRows, key .'e',.*\n"
+        ) as no:
             harness.testMany({**rows, "e": [Row(n=1)] * 300})
         assert re.search(r'File ".*processors.py", line \d+, in handleInputRows', str(no.value))
 
@@ -357,11 +365,13 @@ class TestAsInAQuery:
         ],
     )
     def test_an_error_in_initial_state(self, initial: dict[str, Any]) -> None:
-        with pytest.raises(ckpt.ProcessorError, match=r"key .'a',.: Echo raised \w*Attr.*\n.*File"):
+        with pytest.raises(
+            ckpt.errors.ProcessorError, match=r"key .'a',.: Echo raised \w*Attr.*\n.*File"
+        ):
             ProcessorHarness(Echo(), **initial)
 
     def test_init_runs_when_the_harness_is_made(self) -> None:
-        with pytest.raises(ckpt.PlanError, match="asks for the state 'twice' twice"):
+        with pytest.raises(ckpt.errors.PlanError, match="asks for the state 'twice' twice"):
             ProcessorHarness(_Twice())
 
     def test_writes_beyond_the_memory_limit_are_spilled(self) -> None:
@@ -404,7 +414,7 @@ class TestBroadcast:
     def test_a_crash_loses_broadcast_rows(self, step: CrashStep) -> None:
         harness = ProcessorHarness(Rules())
         harness.crashAt(step)
-        with pytest.raises(ckpt.CrashedError):
+        with pytest.raises(ckpt.errors.CrashedError):
             harness.testBroadcast([Row(key="ada", n=1)])
         assert harness.peek("limits") == {}
 
@@ -412,11 +422,13 @@ class TestBroadcast:
         harness = ProcessorHarness(BatchRules())
         frame = pd.DataFrame({"key": ["a"], "n": [1]})
         pd.testing.assert_frame_equal(harness.testBroadcast(frame), frame)
-        with pytest.raises(ckpt.PlanError, match="gets frames"):
+        with pytest.raises(ckpt.errors.PlanError, match="gets frames"):
             harness.testBroadcast([Row(key="a", n=1)])
 
     def test_a_processor_must_take_them(self) -> None:
-        with pytest.raises(ckpt.PlanError, match="'harness': Count has no handleBroadcastRows"):
+        with pytest.raises(
+            ckpt.errors.PlanError, match="'harness': Count has no handleBroadcastRows"
+        ):
             ProcessorHarness(Count()).testBroadcast([Row(n=1)])
 
 
@@ -426,14 +438,14 @@ class TestBroadcast:
         ({"timeMode": "Lunar"}, "timeMode is 'Lunar'"),
         ({"outputMode": "Never"}, "outputMode is 'Never'"),
         ({"uid": " "}, "uid is ' '"),
-        ({"maxParallelism": 0}, "maxParallelism is 0"),
+        ({"max_parallelism": 0}, "max_parallelism is 0"),
         ({"outputStructType": "n lnog"}, "'n lnog' cannot be parsed"),
         ({"initialStateRow": [], "initialStatePandas": []}, "not both"),
         ({"migrations": {"count": 1}}, "migration of state 'count'"),
     ],
 )
 def test_arguments_are_checked(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ckpt.PlanError, match=message):
+    with pytest.raises(ckpt.errors.PlanError, match=message):
         ProcessorHarness(Count(), **arguments)
 
 
@@ -448,21 +460,21 @@ def test_arguments_are_checked(arguments: dict[str, Any], message: str) -> None:
 def test_migrations_are_checked_as_a_query_checks_them(
     migrations: dict[str, ckpt.Migration], message: str
 ) -> None:
-    with pytest.raises(ckpt.PlanError, match=message):
+    with pytest.raises(ckpt.errors.PlanError, match=message):
         ProcessorHarness(Count(), migrations=migrations)
 
 
 def test_a_batch_processor_has_no_quarantine_as_in_a_query() -> None:
     with pytest.raises(
-        ckpt.PlanError, match="quarantines single keys, and handleInputBatch gets all"
+        ckpt.errors.PlanError, match="quarantines single keys, and handleInputBatch gets all"
     ):
         ProcessorHarness(BatchCount(), onError="quarantine")
 
 
 def test_a_processor_and_a_backend_must_be_one() -> None:
-    with pytest.raises(ckpt.PlanError, match="int does not extend StatefulProcessor"):
+    with pytest.raises(ckpt.errors.PlanError, match="int does not extend StatefulProcessor"):
         ProcessorHarness(1)  # type: ignore[arg-type]
-    with pytest.raises(ckpt.ConfigurationError, match="'paper'"):
+    with pytest.raises(ckpt.errors.ConfigurationError, match="'paper'"):
         ProcessorHarness(Count(), backend="paper")
 
 

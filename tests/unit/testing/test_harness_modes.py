@@ -124,7 +124,7 @@ def test_broadcast_and_initial_rows_in_each_mode(name: str) -> None:
     ],
 )
 def test_broadcast_rows_in_another_form_are_refused(name: str, given: str, words: str) -> None:
-    with pytest.raises(ckpt.PlanError, match=words):
+    with pytest.raises(ckpt.errors.PlanError, match=words):
         ProcessorHarness(PROCESSORS[name]()).testBroadcast(BROADCAST[given])
 
 
@@ -192,13 +192,15 @@ def test_rows_in_tables(schema: str | None) -> None:
 
 def test_each_kind_of_processor_has_its_test() -> None:
     table = pa.table({"k": ["ada"], "n": [1]})
-    with pytest.raises(ckpt.PlanError, match="an ArrowProcessor is tested by testInArrow"):
+    with pytest.raises(ckpt.errors.PlanError, match="an ArrowProcessor is tested by testInArrow"):
         ProcessorHarness(Newest()).test("ada", [Row(n=1)])
-    with pytest.raises(ckpt.PlanError, match="needs a BatchProcessor: call testInArrow"):
+    with pytest.raises(ckpt.errors.PlanError, match="needs a BatchProcessor: call testInArrow"):
         ProcessorHarness(Newest()).testInBatches(table.to_pandas(), "k")
-    with pytest.raises(ckpt.PlanError, match="needs an ArrowProcessor: call testInBatches"):
+    with pytest.raises(ckpt.errors.PlanError, match="needs an ArrowProcessor: call testInBatches"):
         ProcessorHarness(PROCESSORS["batches"]()).testInArrow(table, "k")
-    with pytest.raises(ckpt.PlanError, match=r"got the key columns \['x'\]: name some of.*'k'"):
+    with pytest.raises(
+        ckpt.errors.PlanError, match=r"got the key columns \['x'\]: name some of.*'k'"
+    ):
         ProcessorHarness(Newest()).testInArrow(table, "x")
 
 
@@ -221,7 +223,9 @@ def test_what_is_no_table_is_refused() -> None:
 
     for schema in (None, "n long"):
         harness = ProcessorHarness(Yields(), outputStructType=schema)
-        with pytest.raises(ckpt.StateValueError, match="yielded DataFrame: yield Arrow tables"):
+        with pytest.raises(
+            ckpt.errors.StateValueError, match="yielded DataFrame: yield Arrow tables"
+        ):
             harness.testInArrow(pa.table({"k": ["ada"], "n": [1]}), "k")
 
 

@@ -50,7 +50,7 @@ class TestTimeToLive:
         assert harness.peek("seen", "ada") is None
 
     def test_event_time_needs_an_extractor(self) -> None:
-        with pytest.raises(ckpt.PlanError, match="no watermark"):
+        with pytest.raises(ckpt.errors.PlanError, match="no watermark"):
             ProcessorHarness(Aging(ckpt.StateTtlConfig(10, time="event")))
 
 
@@ -107,16 +107,18 @@ class TestStates:
         ],
     )
     def test_what_is_not_there_is_refused(self, call: Any, message: str) -> None:
-        with pytest.raises(ckpt.HarnessUseError, match=f"operator 'harness': .*{message}"):
+        with pytest.raises(ckpt.errors.HarnessUseError, match=f"operator 'harness': .*{message}"):
             call(ProcessorHarness(Count()))
 
     def test_keyed_state_needs_a_key(self) -> None:
-        with pytest.raises(ckpt.StateError, match="outside a key"):
+        with pytest.raises(ckpt.errors.StateError, match="outside a key"):
             ProcessorHarness(Count()).peek("count")
 
     def test_values_must_fit_their_schema(self) -> None:
         harness = ProcessorHarness(Count())
-        with pytest.raises(ckpt.StateValueError, match=r"state 'count': \('x',\) does not fit"):
+        with pytest.raises(
+            ckpt.errors.StateValueError, match=r"state 'count': \('x',\) does not fit"
+        ):
             harness.updateValueState("count", "ada", ("x",))
         assert harness.peek("count", "ada") is None
 
@@ -159,7 +161,9 @@ class TestSnapshots:
 
     def test_another_operator_is_refused(self) -> None:
         harness = ProcessorHarness(Count(), uid="count")
-        with pytest.raises(ckpt.IncompatibleStateError, match="uid 'harness', the harness 'count'"):
+        with pytest.raises(
+            ckpt.errors.IncompatibleStateError, match="uid 'harness', the harness 'count'"
+        ):
             harness.restore(ProcessorHarness(Count()).snapshot())
 
     def test_a_schema_that_evolves(self) -> None:
@@ -171,10 +175,12 @@ class TestSnapshots:
     def test_a_schema_that_cannot(self) -> None:
         harness = ProcessorHarness(Count())
         harness.test("ada", [Row(n=1)])
-        with pytest.raises(ckpt.IncompatibleStateError, match="stored of 'count' does not fit"):
+        with pytest.raises(
+            ckpt.errors.IncompatibleStateError, match="stored of 'count' does not fit"
+        ):
             ProcessorHarness.restored(_Text(), harness.snapshot())
         changed = ProcessorHarness(_Text())
-        with pytest.raises(ckpt.IncompatibleStateError):
+        with pytest.raises(ckpt.errors.IncompatibleStateError):
             changed.restore(harness.snapshot())
         assert changed.snapshot().handle.epoch == -1
 
@@ -220,7 +226,7 @@ class TestSnapshots:
             _Text(), harness.snapshot(), migrations={"count": text}
         )
         migrated.crashAt(CrashStep.AFTER_SEGMENT)
-        with pytest.raises(ckpt.CrashedError):
+        with pytest.raises(ckpt.errors.CrashedError):
             migrated.testMany({})
         migrated.testMany({})
         assert migrated.peek("count", "ada") == ("1",)
@@ -229,7 +235,7 @@ class TestSnapshots:
         harness = ProcessorHarness(Count())
         harness.test("ada", [Row(n=1)])
         migrations = {"text": ckpt.Migration(renamed_from="total")}
-        with pytest.raises(ckpt.IncompatibleStateError, match="no state 'total' is stored"):
+        with pytest.raises(ckpt.errors.IncompatibleStateError, match="no state 'total' is stored"):
             ProcessorHarness.restored(_Renamed(), harness.snapshot(), migrations=migrations)
 
 

@@ -92,7 +92,7 @@ def test_columns_are_those_of_all_rows_so_far() -> None:
 
 def test_an_epoch_that_fails_has_shown_no_column() -> None:
     harness = ProcessorHarness(Seen(), outputStructType="n long")
-    with pytest.raises(ckpt.StateValueError, match="'n' is bigint"):
+    with pytest.raises(ckpt.errors.StateValueError, match="'n' is bigint"):
         harness.test("ada", [Row(n="x")])
     assert harness.test("ada", [Row(n=1)]) == [Row(n=1)]
 
@@ -127,7 +127,9 @@ def test_types_may_be_given() -> None:
     day = datetime.date(2024, 2, 29)
     (row,) = harness.test("ada", [Row(n=1, day=day)])
     assert repr(row) == f"Row(n=1.0, day={day!r}, text=None)"
-    with pytest.raises(ckpt.PlanError, match=r"rows do not fit their columns .*'n' is double"):
+    with pytest.raises(
+        ckpt.errors.PlanError, match=r"rows do not fit their columns .*'n' is double"
+    ):
         harness.test("ada", [Row(n="x")])
 
 
@@ -135,11 +137,11 @@ def test_types_may_be_given() -> None:
     "value", [object(), {1, 2}, 2**63, [1, "x"]], ids=lambda value: type(value).__name__
 )
 def test_what_no_column_has_is_refused(value: Any) -> None:
-    with pytest.raises(ckpt.PlanError, match=r"give values as to spark\.createDataFrame"):
+    with pytest.raises(ckpt.errors.PlanError, match=r"give values as to spark\.createDataFrame"):
         ProcessorHarness(Seen()).test("ada", [Row(v=value)])
 
 
 def test_what_is_no_row_is_refused() -> None:
     rows: Any = [1]
-    with pytest.raises(ckpt.PlanError, match=r"int is no pyspark\.sql\.Row"):
+    with pytest.raises(ckpt.errors.PlanError, match=r"int is no pyspark\.sql\.Row"):
         ProcessorHarness(Seen()).test("ada", rows)

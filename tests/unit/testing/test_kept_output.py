@@ -31,7 +31,7 @@ class TestOutput:
         (row,) = ProcessorHarness(Count()).test("ada", [Row(n=1)])
         assert row.__fields__ == ["key", "n"]
         other = ProcessorHarness(Count(), outputStructType="n string, key long")
-        with pytest.raises(ckpt.StateValueError, match="output column 'n' is string"):
+        with pytest.raises(ckpt.errors.StateValueError, match="output column 'n' is string"):
             other.test("ada", [Row(n=1)])
         assert other.peek("count", "ada") is None
 
@@ -39,7 +39,7 @@ class TestOutput:
     def test_one_row_that_is_returned_is_refused(self, schema: str | None) -> None:
         output: Any = Row(n=1, text="t")
         harness = ProcessorHarness(_Returns(output), outputStructType=schema)
-        with pytest.raises(ckpt.StateValueError, match="returned one Row: yield it"):
+        with pytest.raises(ckpt.errors.StateValueError, match="returned one Row: yield it"):
             harness.test("ada", [Row()])
 
     @pytest.mark.usefixtures("local_time_zone")
@@ -83,7 +83,7 @@ class TestOutput:
         harness = ProcessorHarness(
             _Returns([pd.DataFrame({"n": [1.5]})]), outputStructType="n long"
         )
-        with pytest.raises(ckpt.StateValueError, match="output column 'n' is bigint"):
+        with pytest.raises(ckpt.errors.StateValueError, match="output column 'n' is bigint"):
             harness.testInPandas("ada", pd.DataFrame({"n": [1]}))
 
     def test_frames_are_checked_and_returned_as_spark_gets_them(self) -> None:
@@ -92,14 +92,14 @@ class TestOutput:
         output = harness.testInPandas("ada", pd.DataFrame({"n": [1]}))
         assert list(output.columns) == ["key"]
         other = ProcessorHarness(PandasCount(), outputStructType="key string, m long")
-        with pytest.raises(ckpt.StateValueError, match=r"lacks \['m'\]"):
+        with pytest.raises(ckpt.errors.StateValueError, match=r"lacks \['m'\]"):
             other.testInPandas("ada", pd.DataFrame({"n": [1]}))
 
     @pytest.mark.parametrize(
         "output", [pd.DataFrame({"n": [1]}), [1]], ids=["returned", "no frame"]
     )
     def test_what_is_no_list_of_frames_is_refused(self, output: Any) -> None:
-        with pytest.raises(ckpt.StateValueError, match="yield"):
+        with pytest.raises(ckpt.errors.StateValueError, match="yield"):
             ProcessorHarness(_Returns(output)).testInPandas("ada", pd.DataFrame({"n": [1]}))
 
     def test_nothing_is_an_empty_list_or_frame(self) -> None:

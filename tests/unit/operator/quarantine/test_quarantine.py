@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import Row
 
-from pyspark_ckpt import PlanError, ProcessorError, QuarantineError
-from pyspark_ckpt.errors import CrashedError
+from pyspark_ckpt.errors import CrashedError, PlanError, ProcessorError, QuarantineError
 from pyspark_ckpt.operator.run import processing
 from pyspark_ckpt.testing import CrashStep, ProcessorHarness
 from state_backends import BACKEND_TYPES

@@ -65,7 +65,7 @@ GONE = places.Facts(
 )
 TAKEN = Writer(query_id=OTHER, location="/elsewhere", path="/out", after=-1)
 OUTPUT = Output("/out", "/out", oldest=0, newest=3, is_fresh=False, writers=(TAKEN,))
-LATER = NewestCheckpoint(90, "/d/q/chk-9", "pyspark_ckpt.rollback('/location', 'chk-9')")
+LATER = NewestCheckpoint(90, "/d/q/chk-9", "pyspark_ckpt.location('/location').rollback('chk-9')")
 
 PLACES = (Choice(None), Choice(OWN), Choice(NEW), Choice(GONE, refuses=True))
 OUTPUTS = (

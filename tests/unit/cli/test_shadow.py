@@ -1,4 +1,4 @@
-"""``pyspark-ckpt prove --html``: what hours of comparing have found is not lost."""
+"""``pyspark-ckpt shadow --html``: what hours of comparing have found is not lost."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pyspark_ckpt.cli import spark_commands
 from pyspark_ckpt.cli.arguments import read_arguments
 from pyspark_ckpt.cli.main import main
 from pyspark_ckpt.cli.output import json_text
-from pyspark_ckpt.cli.spark_commands import prove, reported
+from pyspark_ckpt.cli.spark_commands import reported, shadow
 
 
 @pytest.mark.parametrize(
@@ -29,13 +29,13 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_run(
     (tmp_path / "taken").mkdir()
     (tmp_path / "file").touch()
     programs = [f"{tmp_path}/a.py:build", f"{tmp_path}/b.py:build"]
-    code = main(["prove", str(tmp_path), *programs, "--html", str(tmp_path / html)])
+    code = main(["shadow", str(tmp_path), *programs, "--html", str(tmp_path / html)])
     assert code == 2
     assert why in capfd.readouterr().err
 
 
 def test_a_report_is_shown_though_it_could_not_be_written(tmp_path: Path) -> None:
-    report = ckpt.ShadowReport(8, 9, 2, rows=40, state_comparisons=2)
+    report = ckpt.results.ShadowReport(8, 9, 2, rows=40, state_comparisons=2)
     result = reported(report, tmp_path / "removed" / "report.html")
     assert "2 epochs (8 to 9), 40 rows" in result.text
     assert "could not be written" in result.text
@@ -51,33 +51,33 @@ class Failing:
     """A shadow whose candidate fails after some epochs."""
 
     def __init__(self, epochs: int) -> None:
-        self.report = ckpt.ShadowReport(
+        self.report = ckpt.results.ShadowReport(
             8, 8, epochs, rows=7, state_comparisons=epochs, failure="the candidate failed"
         )
 
     def awaitTermination(self, timeout: float | None) -> bool:
-        raise ckpt.CkptError("no luck")
+        raise ckpt.errors.CkptError("no luck")
 
 
 @pytest.mark.parametrize("epochs", [0, 1])
 def test_what_was_compared_before_a_program_failed_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, epochs: int
 ) -> None:
-    shadow = Failing(epochs)
+    failing = Failing(epochs)
     stand_ins = {
         "parallelism_at": 1,
         "local_session": nullcontext(),
         "query_of": None,
-        "shadow_of_location": nullcontext(shadow),
+        "shadow_of_location": nullcontext(failing),
     }
     for name, value in stand_ins.items():
         monkeypatch.setattr(spark_commands, name, lambda *_, value=value: value)
-    arguments = read_arguments(["prove", str(tmp_path), "job.py:build", "new.py:build"])
+    arguments = read_arguments(["shadow", str(tmp_path), "job.py:build", "new.py:build"])
     if epochs == 0:
-        with pytest.raises(ckpt.CkptError, match="no luck"):
-            prove(arguments)
+        with pytest.raises(ckpt.errors.CkptError, match="no luck"):
+            shadow(arguments)
         return
-    result = prove(arguments)
+    result = shadow(arguments)
     assert result.fields["failure"] == "the candidate failed"
     assert (result.fields["epochs"], result.fields["rows"]) == (1, 7)
     assert (result.is_done, result.is_answer) == (False, False)
