@@ -61,8 +61,8 @@ class Totals(StatefulProcessor):
 
 
 _BASES_SOON = {
-    "spark.ckpt.state.changelog.materialize.max-segments": "1",
-    "spark.ckpt.state.changelog.materialize.min-size": "1b",
+    "spark.ckpt.internal.state.changelog.materialize.max-segments": "1",
+    "spark.ckpt.internal.state.changelog.materialize.min-size": "1b",
 }
 
 

@@ -41,7 +41,7 @@ _UNCOUNTED_SNAPSHOTS = 6
 """Until all keys are in the base and the JVM has compiled what it runs (two and about four)."""
 _NAME = "snapshot_epochs"
 _NAME_BY_DEFAULT = "snapshot_epochs_by_default"
-_MOST_SEGMENTS = "spark.ckpt.state.changelog.materialize.max-segments"
+_MOST_SEGMENTS = "spark.ckpt.internal.state.changelog.materialize.max-segments"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

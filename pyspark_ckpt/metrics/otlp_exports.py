@@ -89,18 +89,14 @@ class _Readings:
         return lambda _options: self.observations(name)
 
 
-def report_by_otlp(
-    query: QueryMetrics, endpoint: str | None, interval_ms: int
-) -> tuple[str, Callable[[], None]]:
-    """Export the metrics of a query at an interval; return the URL, and what ends the exports.
+def report_by_otlp(query: QueryMetrics) -> tuple[str, Callable[[], None]]:
+    """Export the metrics of a query; return the URL, and what ends the exports.
 
-    If `endpoint` is ``None``, OpenTelemetry's environment variables say where the metrics go.
+    OpenTelemetry's environment variables say where the metrics go, and how often.
     """
-    exporter = OTLPMetricExporter(endpoint=endpoint, timeout=_EXPORT_TIMEOUT_S)
-    url = exporter._endpoint  # noqa: SLF001  # with the environment variables
-    reader = PeriodicExportingMetricReader(
-        _Reported(exporter, query.query.query_id, url), export_interval_millis=interval_ms
-    )
+    exporter = OTLPMetricExporter(timeout=_EXPORT_TIMEOUT_S)
+    url = exporter._endpoint  # noqa: SLF001  # of the environment variables
+    reader = PeriodicExportingMetricReader(_Reported(exporter, query.query.query_id, url))
     provider = MeterProvider([reader], _resource(query), shutdown_on_exit=False)
     meter = provider.get_meter(PREFIX, query.query.versions[0])
     readings = _Readings(query)

@@ -28,12 +28,10 @@ def _open_prometheus(query: QueryMetrics, settings: Settings) -> tuple[str, Call
     return report_to_prometheus(query, settings.prometheus_host, settings.prometheus_port)
 
 
-def _open_opentelemetry(query: QueryMetrics, settings: Settings) -> tuple[str, Callable[[], None]]:
+def _open_opentelemetry(query: QueryMetrics, _: Settings) -> tuple[str, Callable[[], None]]:
     from pyspark_ckpt.metrics.otlp_exports import report_by_otlp
 
-    return report_by_otlp(
-        query, settings.opentelemetry_endpoint, settings.opentelemetry_interval_ms
-    )
+    return report_by_otlp(query)
 
 
 def _need_prometheus() -> None:

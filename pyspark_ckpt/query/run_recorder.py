@@ -49,7 +49,7 @@ from pyspark_ckpt.history.run_log import (
 )
 from pyspark_ckpt.log_fields import library_logger, log_fields
 from pyspark_ckpt.sessions.session import session_of
-from pyspark_ckpt.settings import SETTINGS, Settings
+from pyspark_ckpt.settings import INTERNAL_SETTINGS, SETTINGS, Settings
 from pyspark_ckpt.storage.open import Storage
 from pyspark_ckpt.version import __version__
 
@@ -258,8 +258,10 @@ def run_started(
 def settings_in_force(settings: Settings) -> tuple[SettingInForce, ...]:
     """Return every setting with its value and where it came from, without secrets in URLs."""
     found = []
-    for setting in SETTINGS:
+    for setting in (*SETTINGS, *INTERNAL_SETTINGS):
         given = settings.given.get(setting.key)
+        if given is None and setting in INTERNAL_SETTINGS:
+            continue
         value, source = given or (setting.default or setting.without, "default")
         value = _URL_QUERY.sub(r"\1***", _PASSWORD.sub("://***@", value))
         found.append(SettingInForce(setting.key, value, source))

@@ -57,6 +57,7 @@ class RescaleRules:
         """Return the rules of a query, ``None`` if it has none."""
         if not settings.rescales_by_rule:
             return None
+        down_ms = settings.rescale_down_ms
         most, fewest = settings.rescale_max_parallelism, settings.rescale_min_parallelism
         if not can_be_built:
             raise ConfigurationError(
@@ -68,18 +69,12 @@ class RescaleRules:
                 f"spark.ckpt.rescale.max-parallelism is {most}, with spark.ckpt.rescale.enabled: "
                 f"set it to the most subtasks that the cluster has cores for, at least {fewest}"
             )
-        if 2 * settings.rescale_down_ms > settings.rescale_up_ms:
-            raise ConfigurationError(
-                f"spark.ckpt.rescale.scale-down.epoch-duration is {settings.rescale_down_ms} ms: "
-                "set it to at most half of scale-up.epoch-duration, which is "
-                f"{settings.rescale_up_ms} ms, or the query would be restarted to and fro"
-            )
         return cls(
             fewest,
             most,
             settings.rescale_up_ms,
             settings.rescale_up_backlog,
-            settings.rescale_down_ms,
+            settings.rescale_up_ms // 6 if down_ms is None else down_ms,
             settings.rescale_window,
             settings.rescale_interval_ms,
         )

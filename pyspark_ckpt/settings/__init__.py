@@ -1,6 +1,13 @@
 """The settings of a query: their keys, values and files. Import them from here."""
 
-from pyspark_ckpt.settings.keys import HAND_OVER, KEYS, PARALLELISM, SETTINGS, Setting
+from pyspark_ckpt.settings.keys import (
+    HAND_OVER,
+    INTERNAL_SETTINGS,
+    KEYS,
+    PARALLELISM,
+    SETTINGS,
+    Setting,
+)
 from pyspark_ckpt.settings.modes import (
     ClaimMode,
     HandOver,
@@ -21,8 +28,8 @@ from pyspark_ckpt.settings.settings import (
 from pyspark_ckpt.settings.values import MAX_INLINE_BYTES, MIN_MEMORY_BYTES
 
 __all__ = [
-    "EPOCH_KEY", "HAND_OVER", "KEYS", "MAX_INLINE_BYTES", "MIN_MEMORY_BYTES", "PARALLELISM",
-    "PREFIX", "RUNTIME_KEY", "SETTINGS", "ClaimMode", "HandOver", "HighAvailability",
-    "Materialization", "MetricsReporter", "Retention", "Setting", "Settings", "is_ckpt_option",
-    "read_conf_file", "read_settings",
+    "EPOCH_KEY", "HAND_OVER", "INTERNAL_SETTINGS", "KEYS", "MAX_INLINE_BYTES", "MIN_MEMORY_BYTES",
+    "PARALLELISM", "PREFIX", "RUNTIME_KEY", "SETTINGS", "ClaimMode", "HandOver",
+    "HighAvailability", "Materialization", "MetricsReporter", "Retention", "Setting", "Settings",
+    "is_ckpt_option", "read_conf_file", "read_settings",
 ]  # fmt: skip

@@ -17,20 +17,20 @@ from pyspark_ckpt.settings.modes import (
 from state_backends import BACKEND_TYPES
 
 PARALLELISM = "spark.ckpt.parallelism.default"
-HAND_OVER = "spark.ckpt.execution.hand-over"
+INTERNAL = "spark.ckpt.internal."
+HAND_OVER = f"{INTERNAL}execution.hand-over"
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
     """One key: what it sets, how its value is read, and what its documentation says.
 
-    `field` is the field of ``Settings``. It is ``None`` if only one value is allowed, so the
-    key has no effect. `default` is the value as a user would write it. It is ``None`` if no value
-    can be written for the default; then `without` describes the default.
+    `field` is the field of ``Settings``. `default` is the value as a user would write it. It is
+    ``None`` if no value can be written for the default; then `without` describes the default.
     """
 
     key: str
-    field: str | None
+    field: str
     read: Callable[[str], Any]
     allowed: str
     default: str | None
@@ -39,7 +39,6 @@ class Setting:
 
 
 _CHECKPOINTING = "spark.ckpt.execution.checkpointing."
-_CHANGELOG = "spark.ckpt.state.changelog."
 _RECOVERY = "spark.ckpt.execution.state-recovery."
 _HIGH_AVAILABILITY = "spark.ckpt.high-availability."
 _METRICS = "spark.ckpt.metrics."
@@ -80,48 +79,6 @@ SETTINGS: tuple[Setting, ...] = (
         ),
     ),
     Setting(
-        key=HAND_OVER,
-        field="hand_over",
-        read=values.member(HandOver),
-        allowed=f"one of {', '.join(HandOver)}",
-        default="auto",
-        meaning=(
-            "how workers hand rows over. `arrow`: as Arrow, by a hook in PySpark's worker; "
-            "`packed`: as bytes in PySpark's own frames, which takes longer; `auto`: as Arrow "
-            "where the worker lets it. Set it in the session before you build the query"
-        ),
-    ),
-    Setting(
-        key=f"{_CHANGELOG}periodic-materialize.interval",
-        field="materialize_interval_ms",
-        read=values.duration_ms,
-        allowed="a duration above zero with its unit, such as 10min",
-        default="10min",
-        meaning=("age at which a changelog is materialised as a base snapshot, in the background"),
-    ),
-    Setting(
-        key=f"{_CHANGELOG}materialize.min-size",
-        field="materialize_min_bytes",
-        read=values.size_bytes,
-        allowed="a size, such as 1mb",
-        default="1mb",
-        meaning=(
-            "a changelog larger than this and than the last base snapshot is materialised too; on "
-            "rocksdb one larger than this and than 16 MB"
-        ),
-    ),
-    Setting(
-        key=f"{_CHANGELOG}materialize.max-segments",
-        field="materialize_max_segments",
-        read=values.at_least_one,
-        allowed="a number of at least 1",
-        default="100",
-        meaning=(
-            "a changelog of this many epochs is materialised too; at three times as "
-            "many, the epoch waits for it"
-        ),
-    ),
-    Setting(
         key=f"{_CHECKPOINTING}interval",
         field="interval_ms",
         read=values.duration_ms,
@@ -147,14 +104,6 @@ SETTINGS: tuple[Setting, ...] = (
             "a checkpoint or savepoint that takes longer is aborted, and its Spark "
             "jobs are cancelled"
         ),
-    ),
-    Setting(
-        key=f"{_CHECKPOINTING}max-concurrent-checkpoints",
-        field=None,
-        read=values.exactly_one,
-        allowed="1: an epoch is over before its checkpoint begins, so a second one gains nothing",
-        default="1",
-        meaning=("only 1 is allowed, because an epoch is over before its checkpoint begins"),
     ),
     Setting(
         key=f"{_CHECKPOINTING}tolerable-failed-checkpoints",
@@ -207,14 +156,6 @@ SETTINGS: tuple[Setting, ...] = (
         allowed="a number of at least 1",
         default="3",
         meaning="number of checkpoints kept",
-    ),
-    Setting(
-        key=f"{_CHECKPOINTING}data-inline-threshold",
-        field="inline_threshold_bytes",
-        read=values.inline_bytes,
-        allowed="a size from 0 to 1mb, such as 20kb",
-        default="20kb",
-        meaning=("state changes up to this size are stored in the handle, without a file"),
     ),
     Setting(
         key=f"{_RECOVERY}path",
@@ -275,14 +216,6 @@ SETTINGS: tuple[Setting, ...] = (
         meaning="addresses of the ZooKeeper servers: `host:port`, separated by commas",
     ),
     Setting(
-        key=f"{_HIGH_AVAILABILITY}zookeeper.path.root",
-        field="zookeeper_root",
-        read=values.node,
-        allowed="a path of a node, such as /pyspark_ckpt",
-        default="/pyspark_ckpt",
-        meaning="ZooKeeper node below which each query has one",
-    ),
-    Setting(
         key=f"{_HIGH_AVAILABILITY}kubernetes.namespace",
         field="kubernetes_namespace",
         read=values.namespace,
@@ -298,22 +231,6 @@ SETTINGS: tuple[Setting, ...] = (
         allowed="a number of at least 1",
         default="1000",
         meaning="quarantined keys of a subtask; one more fails it ([quarantine](quarantine.md))",
-    ),
-    Setting(
-        key=f"{_QUARANTINE}max-rows-per-key",
-        field="quarantine_rows_per_key",
-        read=values.at_least_one,
-        allowed="a number of at least 1",
-        default="10000",
-        meaning="rows that are kept of a quarantined key; one more fails the query",
-    ),
-    Setting(
-        key=f"{_QUARANTINE}max-bytes-per-key",
-        field="quarantine_bytes_per_key",
-        read=values.size_bytes,
-        allowed="a size with its unit, such as 512kb, 16mb",
-        default="16mb",
-        meaning="bytes of rows that are kept of a quarantined key; one more fails the query",
     ),
     Setting(
         key=f"{_QUARANTINE}release-on-start",
@@ -335,28 +252,12 @@ SETTINGS: tuple[Setting, ...] = (
         ),
     ),
     Setting(
-        key=f"{_CAPTURE}max-size",
-        field="capture_limit_bytes",
-        read=values.memory_bytes,
-        allowed="a size of at least 1mb, such as 512mb",
-        default="64mb",
-        meaning="a subtask's epoch with more rows and state than this is not captured",
-    ),
-    Setting(
         key=f"{_RESCALE}enabled",
         field="rescales_by_rule",
         read=values.truth,
         allowed="true or false",
         default="false",
         meaning="give the running query other subtasks by rule ([restore](restore.md#by-rule))",
-    ),
-    Setting(
-        key=f"{_RESCALE}min-parallelism",
-        field="rescale_min_parallelism",
-        read=values.at_least_one,
-        allowed="a number of at least 1",
-        default="1",
-        meaning="fewest subtasks that a rule gives",
     ),
     Setting(
         key=f"{_RESCALE}max-parallelism",
@@ -383,30 +284,6 @@ SETTINGS: tuple[Setting, ...] = (
         meaning="rows behind a source's newest that double the subtasks, if it reports them",
     ),
     Setting(
-        key=f"{_RESCALE}scale-down.epoch-duration",
-        field="rescale_down_ms",
-        read=values.duration_ms,
-        allowed="a duration above zero with its unit, such as 500ms, 30s, 5min",
-        default="5s",
-        meaning="epochs that take less halve the subtasks; at most half of scale-up.epoch-duration",
-    ),
-    Setting(
-        key=f"{_RESCALE}window",
-        field="rescale_window",
-        read=values.at_least_one,
-        allowed="a number of at least 1",
-        default="5",
-        meaning="epochs with rows that a rule looks at, since the last restart",
-    ),
-    Setting(
-        key=f"{_RESCALE}min-interval",
-        field="rescale_interval_ms",
-        read=values.duration_ms,
-        allowed="a duration above zero with its unit, such as 500ms, 30s, 5min",
-        default="10min",
-        meaning="time between two restarts by rule",
-    ),
-    Setting(
         key=f"{_METRICS}reporters",
         field="metrics_reporters",
         read=values.several(MetricsReporter),
@@ -430,25 +307,152 @@ SETTINGS: tuple[Setting, ...] = (
         default="9249",
         meaning="port for Prometheus, which all queries of the driver share; 0: any free port",
     ),
+)
+"""What users set, in the order of the documentation."""
+
+INTERNAL_SETTINGS: tuple[Setting, ...] = (
     Setting(
-        key=f"{_METRICS}reporter.opentelemetry.endpoint",
-        field="opentelemetry_endpoint",
-        read=values.url,
-        allowed="http://host:port/path or https://host:port/path",
-        default=None,
-        meaning="URL that OTLP is sent to over HTTP, with its path, such as `.../v1/metrics`",
-        without="what `OTEL_EXPORTER_OTLP_ENDPOINT` says",
+        key=HAND_OVER,
+        field="hand_over",
+        read=values.member(HandOver),
+        allowed=f"one of {', '.join(HandOver)}",
+        default="auto",
+        meaning=(
+            "how workers hand rows over: `arrow` by a hook in PySpark's worker, `packed` as bytes "
+            "in PySpark's own frames. `auto` takes the first where the worker lets it, and the "
+            "second costs more, so there is nothing to choose"
+        ),
     ),
     Setting(
-        key=f"{_METRICS}reporter.opentelemetry.interval",
-        field="opentelemetry_interval_ms",
+        key=f"{INTERNAL}state.changelog.periodic-materialize.interval",
+        field="materialize_interval_ms",
+        read=values.duration_ms,
+        allowed="a duration above zero with its unit, such as 10min",
+        default="10min",
+        meaning=(
+            "age at which a changelog of any size becomes a base snapshot, in the background: a "
+            "restore after it reads ten minutes of changes at most, in a second or two"
+        ),
+    ),
+    Setting(
+        key=f"{INTERNAL}state.changelog.materialize.min-size",
+        field="materialize_min_bytes",
+        read=values.size_bytes,
+        allowed="a size, such as 1mb",
+        default="1mb",
+        meaning=(
+            "a changelog larger than this and than the last base snapshot becomes one too (on "
+            "rocksdb than this and 16 MB): a smaller one is read faster than a snapshot is "
+            "written"
+        ),
+    ),
+    Setting(
+        key=f"{INTERNAL}state.changelog.materialize.max-segments",
+        field="materialize_max_segments",
+        read=values.at_least_one,
+        allowed="a number of at least 1",
+        default="100",
+        meaning=(
+            "a changelog of this many epochs becomes a base snapshot too, because a restore opens "
+            "a file for each; at three times as many, the epoch waits for it"
+        ),
+    ),
+    Setting(
+        key=f"{INTERNAL}execution.checkpointing.data-inline-threshold",
+        field="inline_threshold_bytes",
+        read=values.inline_bytes,
+        allowed="a size from 0 to 1mb, such as 20kb",
+        default="20kb",
+        meaning=(
+            "changes up to this size are stored in the handle, because a file of its own costs "
+            "more; Spark's state store keeps the handle in memory, so it is small"
+        ),
+    ),
+    Setting(
+        key=f"{INTERNAL}high-availability.zookeeper.path.root",
+        field="zookeeper_root",
+        read=values.node,
+        allowed="a path of a node, such as /pyspark_ckpt",
+        default="/pyspark_ckpt",
+        meaning=(
+            "ZooKeeper node below which each query has one, by its id: two applications cannot meet"
+        ),
+    ),
+    Setting(
+        key=f"{INTERNAL}quarantine.max-rows-per-key",
+        field="quarantine_rows_per_key",
+        read=values.at_least_one,
+        allowed="a number of at least 1",
+        default="10000",
+        meaning=(
+            "rows that are kept of a quarantined key; one more fails the query, because a key "
+            "with so many needs its program mended, not more room"
+        ),
+    ),
+    Setting(
+        key=f"{INTERNAL}quarantine.max-bytes-per-key",
+        field="quarantine_bytes_per_key",
+        read=values.size_bytes,
+        allowed="a size with its unit, such as 512kb, 16mb",
+        default="16mb",
+        meaning=("bytes of rows that are kept of a quarantined key, for the same reason"),
+    ),
+    Setting(
+        key=f"{INTERNAL}capture.max-size",
+        field="capture_limit_bytes",
+        read=values.memory_bytes,
+        allowed="a size of at least 1mb, such as 512mb",
+        default="64mb",
+        meaning=(
+            "a subtask's epoch with more rows and state than this is not captured, because a "
+            "worker keeps them in memory and a test should not read more"
+        ),
+    ),
+    Setting(
+        key=f"{INTERNAL}rescale.min-parallelism",
+        field="rescale_min_parallelism",
+        read=values.at_least_one,
+        allowed="a number of at least 1",
+        default="1",
+        meaning=("fewest subtasks that a rule gives; an idle query needs no more"),
+    ),
+    Setting(
+        key=f"{INTERNAL}rescale.scale-down.epoch-duration",
+        field="rescale_down_ms",
         read=values.duration_ms,
         allowed="a duration above zero with its unit, such as 500ms, 30s, 5min",
-        default="10s",
-        meaning="time between two exports",
+        default=None,
+        meaning=(
+            "epochs that take less halve the subtasks. It has to be at most half of "
+            "scale-up.epoch-duration, or a query would go to and fro; a sixth leaves room for "
+            "epochs that vary"
+        ),
+        without="a sixth of scale-up.epoch-duration",
+    ),
+    Setting(
+        key=f"{INTERNAL}rescale.window",
+        field="rescale_window",
+        read=values.at_least_one,
+        allowed="a number of at least 1",
+        default="5",
+        meaning=(
+            "epochs with rows that a rule looks at, since the last restart: fewer follow noise, "
+            "more come late"
+        ),
+    ),
+    Setting(
+        key=f"{INTERNAL}rescale.min-interval",
+        field="rescale_interval_ms",
+        read=values.duration_ms,
+        allowed="a duration above zero with its unit, such as 500ms, 30s, 5min",
+        default="10min",
+        meaning=(
+            "time between two restarts by rule, so that a restart costs less than a hundredth of "
+            "the time"
+        ),
     ),
 )
-"""Every key that a user may set, in the order of the documentation."""
+"""What nobody should need to set: `meaning` says why the default holds. Tests set them."""
 
-KEYS: Mapping[str, Setting] = {each.key: each for each in SETTINGS}
+KEYS: Mapping[str, Setting] = {each.key: each for each in (*SETTINGS, *INTERNAL_SETTINGS)}
 """The settings by their keys."""

@@ -4,7 +4,8 @@ A key is ``spark.ckpt.`` and Flink's current name for the same setting. Values c
 conf (``--conf``, a properties file, the session) or from writer options. An option overrides the
 conf. A query reads its settings once, when it starts.
 
-To add a setting, add a field to :class:`Settings` and an entry to ``SETTINGS`` in ``keys.py``.
+To add a setting, add a field to :class:`Settings` and an entry to ``SETTINGS`` in ``keys.py``. What
+nobody should need to set is one of ``INTERNAL_SETTINGS``, with the reason; tests set it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from pyspark_ckpt.errors import ConfigurationError
-from pyspark_ckpt.settings.keys import KEYS
+from pyspark_ckpt.settings.keys import INTERNAL, KEYS, SETTINGS
 from pyspark_ckpt.settings.modes import (
     ClaimMode,
     HandOver,
@@ -27,12 +28,11 @@ from pyspark_ckpt.settings.modes import (
 )
 
 PREFIX = "spark.ckpt."
-_INTERNAL = "spark.ckpt.internal."
 
-RUNTIME_KEY = f"{_INTERNAL}runtime"
+RUNTIME_KEY = f"{INTERNAL}runtime"
 """Carries the settings of a started query to its tasks; not for users."""
 
-EPOCH_KEY = f"{_INTERNAL}epoch"
+EPOCH_KEY = f"{INTERNAL}epoch"
 """Carries the epoch from ``foreachBatch`` to the tasks of all its actions; not for users."""
 
 
@@ -89,14 +89,12 @@ class Settings:
     rescale_max_parallelism: int | None = None
     rescale_up_ms: int = 30_000
     rescale_up_backlog: int | None = None
-    rescale_down_ms: int = 5_000
+    rescale_down_ms: int | None = None
     rescale_window: int = 5
     rescale_interval_ms: int = 600_000
     metrics_reporters: tuple[MetricsReporter, ...] = ()
     prometheus_host: str = "127.0.0.1"
     prometheus_port: int = 9249
-    opentelemetry_endpoint: str | None = None
-    opentelemetry_interval_ms: int = 10_000
     given: Mapping[str, tuple[str, str]] = field(default_factory=dict, compare=False)
 
     def with_values(self, source: str, **values: Any) -> Settings:
@@ -124,7 +122,7 @@ def read_settings(conf: Mapping[str, str], options: Mapping[str, str]) -> Settin
     sources = {
         key: (str(value), "option" if key in options else "conf") for key, value in given.items()
     }
-    return Settings(**{name: value for name, value in parsed if name is not None}, given=sources)
+    return Settings(**dict(parsed), given=sources)
 
 
 def _text(value: Any) -> str:
@@ -139,15 +137,16 @@ def is_ckpt_option(key: str) -> bool:
 
 
 def _is_ours(key: str) -> bool:
-    return key.startswith(PREFIX) and not key.startswith(_INTERNAL)
+    return key.startswith(PREFIX) and key not in (RUNTIME_KEY, EPOCH_KEY)
 
 
-def _parse(name: str, value: str) -> tuple[str | None, Any]:
-    """Return the field of Settings that a key sets, or ``None``, and the key's value."""
+def _parse(name: str, value: str) -> tuple[str, Any]:
+    """Return the field of Settings that a key sets, and the key's value."""
     setting = KEYS.get(name)
     if setting is None:
         raise ConfigurationError(
-            f"unknown setting {name!r} (value {value!r}): use one of {', '.join(sorted(KEYS))}"
+            f"unknown setting {name!r} (value {value!r}): use one of "
+            f"{', '.join(sorted(each.key for each in SETTINGS))}"
         )
     try:
         return setting.field, setting.read(str(value).strip())

@@ -47,7 +47,7 @@ def main(work: Path, backend: str, heartbeat_timeout: str, *conf: str) -> None:
         .config("spark.local.dir", str(work / "local"))
         .config("spark.ckpt.state.backend.type", backend)
         .config("spark.ckpt.execution.checkpointing.interval", "300ms")
-        .config("spark.ckpt.execution.checkpointing.data-inline-threshold", "0b")
+        .config("spark.ckpt.internal.execution.checkpointing.data-inline-threshold", "0b")
     )
     for setting in conf:
         builder = builder.config(*setting.split("=", 1))

@@ -30,8 +30,8 @@ from tests.query.harness import BACKEND, INLINE, INTERVAL
 from tests.query.stored import handles_of
 
 SOON = {
-    "spark.ckpt.state.changelog.materialize.min-size": "0b",
-    "spark.ckpt.state.changelog.materialize.max-segments": "1",
+    "spark.ckpt.internal.state.changelog.materialize.min-size": "0b",
+    "spark.ckpt.internal.state.changelog.materialize.max-segments": "1",
 }
 """So that a handle has a base snapshot and segments after a few epochs."""
 

@@ -20,7 +20,7 @@ ARROW, PACKED = "arrow", "packed"
 
 SESSION: list[tuple[dict[str, str], str]] = [
     ({}, ARROW),
-    ({"spark.ckpt.execution.hand-over": "packed"}, PACKED),
+    ({"spark.ckpt.internal.execution.hand-over": "packed"}, PACKED),
     ({"spark.sql.pyspark.udf.profiler": "perf"}, PACKED),
     ({"spark.sql.execution.arrow.useLargeVarTypes": "true"}, ARROW),
     ({"spark.sql.execution.arrow.maxRecordsPerBatch": "3"}, ARROW),
@@ -66,7 +66,7 @@ def test_settings_of_a_session(tmp_path: Path) -> None:
 @pytest.mark.soak
 @pytest.mark.parametrize("conf", CONTEXT, ids=lambda conf: next(iter(conf[0])))
 def test_settings_of_a_context(tmp_path: Path, conf: tuple[dict[str, str], str]) -> None:
-    check(run(tmp_path, [{}, {"spark.ckpt.execution.hand-over": "packed"}], conf[0]),
+    check(run(tmp_path, [{}, {"spark.ckpt.internal.execution.hand-over": "packed"}], conf[0]),
           [conf, ({}, PACKED)])  # fmt: skip
 
 

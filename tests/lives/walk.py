@@ -696,8 +696,8 @@ class Walk:
             "state.backend.type": place.backend,
             "execution.checkpointing.interval": chance.choice(("100ms", "1s", "10min")),
             "execution.checkpointing.num-retained": str(chance.choice((1, 2, 3))),
-            "execution.checkpointing.data-inline-threshold": chance.choice(("0b", "20kb")),
-            "state.changelog.materialize.max-segments": str(chance.choice((2, 10))),
+            "internal.execution.checkpointing.data-inline-threshold": chance.choice(("0b", "20kb")),
+            "internal.state.changelog.materialize.max-segments": str(chance.choice((2, 10))),
         }
         if place.directory is not None:
             options["execution.checkpointing.dir"] = place.directory

@@ -32,9 +32,9 @@ OPTIONS = {
     f"{PREFIX}state.backend.type": "rocksdb",
     f"{PREFIX}execution.checkpointing.interval": "100ms",
     f"{PREFIX}execution.checkpointing.num-retained": "10",
-    f"{PREFIX}execution.checkpointing.data-inline-threshold": "0b",
-    f"{PREFIX}state.changelog.materialize.min-size": "0b",
-    f"{PREFIX}state.changelog.materialize.max-segments": "1",
+    f"{PREFIX}internal.execution.checkpointing.data-inline-threshold": "0b",
+    f"{PREFIX}internal.state.changelog.materialize.min-size": "0b",
+    f"{PREFIX}internal.state.changelog.materialize.max-segments": "1",
 }
 
 

@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.own_jvm, pytest.mark.reach, pytest.mark.timeout(3600)]
 
 OFTEN = {
     "spark.ckpt.execution.checkpointing.interval": "300ms",
-    "spark.ckpt.execution.checkpointing.data-inline-threshold": "0b",
+    "spark.ckpt.internal.execution.checkpointing.data-inline-threshold": "0b",
 }
 KILLS = 4
 KILLS_IN_A_PHASE = 2

@@ -59,7 +59,7 @@ def main(work: Path, backend: str, *, with_jar: bool) -> None:
         .config(map=ckpt.local_files_conf() if with_jar else {})
         .config("spark.ckpt.state.backend.type", backend)
         .config("spark.ckpt.execution.checkpointing.interval", "300ms")
-        .config("spark.ckpt.execution.checkpointing.data-inline-threshold", "1kb")
+        .config("spark.ckpt.internal.execution.checkpointing.data-inline-threshold", "1kb")
         .getOrCreate()
     )
     spark.sparkContext.setLogLevel("ERROR")

@@ -63,7 +63,7 @@ def main(work: Path, backend: str, sink: str, versions: int) -> None:
         .config("spark.sql.streaming.fileSink.log.compactInterval", 100_000)
         .config("spark.ckpt.state.backend.type", backend)
         .config("spark.ckpt.execution.checkpointing.interval", "300ms")
-        .config("spark.ckpt.execution.checkpointing.data-inline-threshold", "1kb")
+        .config("spark.ckpt.internal.execution.checkpointing.data-inline-threshold", "1kb")
         .getOrCreate()
     )
     spark.sparkContext.setLogLevel("OFF")

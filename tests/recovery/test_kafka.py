@@ -252,9 +252,9 @@ def test_a_backlog_gets_more_subtasks(spark: SparkSession, topic: Topic, tmp_pat
         "spark.ckpt.rescale.max-parallelism": "3",
         "spark.ckpt.rescale.scale-up.backlog": "100",
         "spark.ckpt.rescale.scale-up.epoch-duration": "1h",
-        "spark.ckpt.rescale.scale-down.epoch-duration": "1ms",
-        "spark.ckpt.rescale.window": "2",
-        "spark.ckpt.rescale.min-interval": "1ms",
+        "spark.ckpt.internal.rescale.scale-down.epoch-duration": "1ms",
+        "spark.ckpt.internal.rescale.window": "2",
+        "spark.ckpt.internal.rescale.min-interval": "1ms",
     }
     with session_conf(spark, {"spark.sql.shuffle.partitions": "2"}):
         events = lambda: job.numbered(spark, topic.address, SMALL_EPOCH)  # noqa: E731

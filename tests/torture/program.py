@@ -39,10 +39,10 @@ CONF = {
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.session.timeZone": "UTC",
     "spark.ckpt.execution.checkpointing.interval": "300ms",
-    "spark.ckpt.execution.checkpointing.data-inline-threshold": "200b",
+    "spark.ckpt.internal.execution.checkpointing.data-inline-threshold": "200b",
     "spark.ckpt.execution.checkpointing.tolerable-failed-checkpoints": "1000",
-    "spark.ckpt.state.changelog.materialize.min-size": "0b",
-    "spark.ckpt.state.changelog.materialize.max-segments": "4",
+    "spark.ckpt.internal.state.changelog.materialize.min-size": "0b",
+    "spark.ckpt.internal.state.changelog.materialize.max-segments": "4",
 }
 
 

@@ -220,8 +220,8 @@ class EpochRecorder:
         self._size_bytes += size_bytes
         if self._size_bytes > self._limit_bytes and self.left_out is None:
             self.left_out = (
-                f"with its {what} it has more than {self._limit_bytes} bytes; raise "
-                "spark.ckpt.capture.max-size and capture the epoch again"
+                f"with its {what} it has more than {self._limit_bytes} bytes: capture an epoch "
+                "that has less"
             )
             self._clear()
         return self.left_out

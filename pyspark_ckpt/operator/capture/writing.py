@@ -233,9 +233,7 @@ class WrittenFailure:
         size_bytes = sum(map(len, sections.values()))
         left_out = header.left_out
         if size_bytes > self._limit_bytes:
-            left_out = (
-                f"it has more than {self._limit_bytes} bytes; raise spark.ckpt.capture.max-size"
-            )
+            left_out = f"it has more than {self._limit_bytes} bytes"
         if left_out is not None:  # no file: the next such error may have less
             logger.warning("%s: a quarantined key is not captured: %s", header.what, left_out)
             return ""
@@ -257,7 +255,7 @@ class WrittenFailure:
                 header,
                 left_out=(
                     "it failed after its rows, and they are too many to be kept for that, more "
-                    f"than {self._limit_bytes} bytes; raise spark.ckpt.capture.max-size"
+                    f"than {self._limit_bytes} bytes"
                 ),
             )
         before = stored_entries(self._backend, self._epoch.handle.states, touched)

@@ -145,8 +145,8 @@ class QuarantinedKeys:
             raise QuarantineError(
                 f"{self._where}: a key that is quarantined since epoch {key.since_epoch} has "
                 f"{key.rows} rows of {key.size_bytes} bytes; it was quarantined because {key.step} "
-                f"raised {key.error}; correct the processor and release the key, or raise "
-                "spark.ckpt.quarantine.max-rows-per-key and max-bytes-per-key"
+                f"raised {key.error}, and so many are not kept: correct the processor and release "
+                "the key"
             )
         state.appendList(rows)
         self._put(key)

@@ -40,7 +40,7 @@ PADDING_BYTES = 80_000  # so that base snapshots take the place of changes
 MIB = 1 << 20
 MOST_SLACK = 20
 SLACK = ("files on the store", "local files")
-SEGMENTS = "spark.ckpt.state.changelog.materialize.max-segments"
+SEGMENTS = "spark.ckpt.internal.state.changelog.materialize.max-segments"
 
 
 class Padded(Count):

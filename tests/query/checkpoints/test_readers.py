@@ -18,8 +18,8 @@ from tests.query.model import Count, events_of
 
 ROWS = 20
 IMAGES = {
-    "spark.ckpt.state.changelog.materialize.min-size": "0b",
-    "spark.ckpt.state.changelog.materialize.max-segments": "1",
+    "spark.ckpt.internal.state.changelog.materialize.min-size": "0b",
+    "spark.ckpt.internal.state.changelog.materialize.max-segments": "1",
 }
 """Images of the state replace its changes soon, so that nothing needs the first files."""
 

@@ -20,8 +20,6 @@ from tests.servers.otlp import otlp_receiver
 
 REPORTERS = "spark.ckpt.metrics.reporters"
 PORT = "spark.ckpt.metrics.reporter.prometheus.port"
-ENDPOINT = "spark.ckpt.metrics.reporter.opentelemetry.endpoint"
-EXPORTS = "spark.ckpt.metrics.reporter.opentelemetry.interval"
 SELDOM = {INTERVAL: "1h"}
 PROMETHEUS = {REPORTERS: "prometheus", PORT: "0", **SELDOM}
 
@@ -159,13 +157,13 @@ def test_a_port_in_use_is_reported_and_the_query_runs(
 
 
 def test_otlp_has_the_same_values_and_survives_a_receiver_that_fails(
-    job: Job, caplog: pytest.LogCaptureFixture
+    job: Job, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with otlp_receiver() as receiver:
         receiver.status = 400  # which OpenTelemetry does not try again
-        job = counting(job).using(
-            {**SELDOM, REPORTERS: "opentelemetry", ENDPOINT: receiver.url, EXPORTS: "100ms"}
-        )
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", receiver.url)
+        monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "100")
+        job = counting(job).using({**SELDOM, REPORTERS: "opentelemetry"})
         job.feed.add([("a", 1), ("b", 2)])
         with caplog.at_level(logging.INFO, "pyspark_ckpt"), job.running() as query:
             assert query.metricsReporters == {"opentelemetry": receiver.url}

@@ -17,8 +17,8 @@ from tests.query.harness import (
 
 PARTITIONS = "spark.sql.shuffle.partitions"
 SOON = {
-    "spark.ckpt.state.changelog.materialize.min-size": "0b",
-    "spark.ckpt.state.changelog.materialize.max-segments": "1",
+    "spark.ckpt.internal.state.changelog.materialize.min-size": "0b",
+    "spark.ckpt.internal.state.changelog.materialize.max-segments": "1",
 }
 NUMBERED = "k string, n long, what string"
 PATIENCE_S = 120

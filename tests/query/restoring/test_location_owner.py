@@ -24,8 +24,8 @@ from tests.query.harness import (
 from tests.query.model import events_of, expected, expected_after, in_order
 
 MANY_BASES = {
-    "spark.ckpt.state.changelog.materialize.min-size": "0b",
-    "spark.ckpt.state.changelog.materialize.max-segments": "1",
+    "spark.ckpt.internal.state.changelog.materialize.min-size": "0b",
+    "spark.ckpt.internal.state.changelog.materialize.max-segments": "1",
 }
 
 

@@ -33,8 +33,8 @@ from tests.query.stored import handles_of
 from tests.query.timed import ORIGIN_MS, at, timed_feed
 
 SOON = {
-    "spark.ckpt.state.changelog.materialize.min-size": "0b",
-    "spark.ckpt.state.changelog.materialize.max-segments": "1",
+    "spark.ckpt.internal.state.changelog.materialize.min-size": "0b",
+    "spark.ckpt.internal.state.changelog.materialize.max-segments": "1",
 }
 KEYS = [f"k{i}" for i in range(12)]
 OUTPUT = "k string, what string, v long, n long, recent string"

@@ -478,9 +478,9 @@ def test_by_rule(job: Job) -> None:
         "spark.ckpt.rescale.enabled": "true",
         "spark.ckpt.rescale.max-parallelism": "3",
         "spark.ckpt.rescale.scale-up.epoch-duration": "2ms",
-        "spark.ckpt.rescale.scale-down.epoch-duration": "1ms",
-        "spark.ckpt.rescale.window": "2",
-        "spark.ckpt.rescale.min-interval": "1ms",
+        "spark.ckpt.internal.rescale.scale-down.epoch-duration": "1ms",
+        "spark.ckpt.internal.rescale.window": "2",
+        "spark.ckpt.internal.rescale.min-interval": "1ms",
     })  # fmt: skip
     with session_conf(job.spark, {PARTITIONS: "2"}):
         given = ckpt.write_stream(job.df()).option("checkpointLocation", str(job.location_path))

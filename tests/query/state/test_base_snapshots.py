@@ -32,8 +32,8 @@ from tests.query.model import Reveal, events_of, expected
 from tests.query.stored import handles_of, metadata_of
 
 SOON = {
-    "spark.ckpt.state.changelog.materialize.min-size": "0b",
-    "spark.ckpt.state.changelog.materialize.max-segments": "2",
+    "spark.ckpt.internal.state.changelog.materialize.min-size": "0b",
+    "spark.ckpt.internal.state.changelog.materialize.max-segments": "2",
 }
 KILLS = 2
 
@@ -134,7 +134,7 @@ def test_one_percent_of_two_million_keys_is_uploaded_not_all(job: Job) -> None:
     job = job.using({
         BACKEND: "rocksdb",
         INTERVAL: "1h",
-        "spark.ckpt.state.changelog.materialize.max-segments": "1",
+        "spark.ckpt.internal.state.changelog.materialize.max-segments": "1",
     })  # fmt: skip
     job.feed.add([(f"{n:08}", n) for n in range(keys)])
     seen: dict[str, FileReference] = {}

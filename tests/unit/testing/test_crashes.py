@@ -26,7 +26,7 @@ from tests.unit.testing.processors import (
 
 MAX_SEGMENTS = Materialization().max_segments
 KEYS = ["ada", "bob", None]
-ALL_IN_FILES = {"spark.ckpt.execution.checkpointing.data-inline-threshold": "0b"}
+ALL_IN_FILES = {"spark.ckpt.internal.execution.checkpointing.data-inline-threshold": "0b"}
 IN_EVERY_EPOCH = [
     step for step in CrashStep if step not in (CrashStep.AFTER_BASE, CrashStep.AFTER_FIRST_KEY)
 ]

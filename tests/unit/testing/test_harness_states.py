@@ -128,7 +128,7 @@ class TestSnapshots:
     @pytest.mark.parametrize("before", BACKEND_TYPES)
     @pytest.mark.parametrize("after", BACKEND_TYPES)
     def test_a_snapshot_outlives_its_harness(self, before: str, after: str) -> None:
-        files = {"spark.ckpt.execution.checkpointing.data-inline-threshold": "0b"}
+        files = {"spark.ckpt.internal.execution.checkpointing.data-inline-threshold": "0b"}
         harness = ProcessorHarness(
             Everything(), timeMode="ProcessingTime", keyColumns=2, backend=before, conf=files
         )

@@ -191,8 +191,8 @@ def test_new_rows_of_a_released_key_follow_its_old_ones():
 @pytest.mark.parametrize(
     ("key", "limit", "found"),
     [
-        ("spark.ckpt.quarantine.max-rows-per-key", "2", "3 rows"),
-        ("spark.ckpt.quarantine.max-bytes-per-key", "5b", "bytes"),
+        ("spark.ckpt.internal.quarantine.max-rows-per-key", "2", "3 rows"),
+        ("spark.ckpt.internal.quarantine.max-bytes-per-key", "5b", "bytes"),
     ],
 )
 def test_a_key_with_too_many_rows_fails_the_epoch(key, limit, found):
