@@ -42,6 +42,10 @@ a path that the driver and all executors see.
 >>> savepoint = query.triggerSavepoint(f"{directory}/savepoints")
 """
 
+from pyspark_ckpt.required_pyspark import check_pyspark
+
+check_pyspark()
+
 from pyspark_ckpt import agg, errors, results
 from pyspark_ckpt.api.adoption import disable, enable
 from pyspark_ckpt.api.epoch_function import current_epoch
