@@ -64,7 +64,7 @@ class Row:
     @property
     def name(self) -> str:
         """What the row is called."""
-        packages = "lowest packages" if self.pins else "newest packages"
+        packages = {0: "newest packages", 1: "pandas 2"}.get(len(self.pins), "lowest packages")
         return f"PySpark {self.pyspark}, Python {self.python}, {packages}"
 
 
@@ -79,6 +79,10 @@ ROWS = (
     Row("3.10", "4.2.1"),  # 4.3 needs Python 3.11
     Row("3.11", "4.3.0", LOWEST),
     Row("3.13", "4.0.5"),
+    Row("3.11", "4.3.0", {"pandas": "2.3.3"}),
+    Row("3.11", "4.0.1"),  # Dataproc
+    Row("3.11", "4.0.2"),  # EMR
+    Row("3.11", "4.1.1"),  # Fabric
 )
 
 

@@ -58,7 +58,12 @@ def pandas_column(
     if kind in _OBJECTS:
         return pd.Series(numbers_of(column))
     if kind not in _NUMBERS or (kind is Kind.BOOLEAN and column.null_count):
-        return pd.Series(_object_array(python_values(data_type, column, _frame_style(time_zone))))
+        values = _object_array(python_values(data_type, column, _frame_style(time_zone)))
+        if kind is Kind.DURATION and (integers_of(column) == NUMBER_OF_NAT).any():
+            return pd.Series(
+                values, dtype=object
+            )  # else pandas 3 has NaT in place of the first one
+        return pd.Series(values)
     if kind is Kind.BOOLEAN:
         return pd.Series(numbers_of(column).copy())
     # Both copies are the user's, who may write to them.

@@ -293,7 +293,8 @@ def _dtypes_of(frame: _Numbers | _Columns) -> Any:
 def _put_together(arrays: Sequence[Any]) -> pd.Series[Any]:
     """Return arrays of one dtype as one column."""
     if isinstance(arrays[0], np.ndarray):
-        return pd.Series(np.concatenate(arrays))
+        # With its type given: of objects, pandas 3 would take the first interval for a null.
+        return pd.Series(np.concatenate(arrays), dtype=arrays[0].dtype)
     return pd.concat([pd.Series(array, copy=False) for array in arrays], ignore_index=True)
 
 

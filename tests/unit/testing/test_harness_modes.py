@@ -64,8 +64,9 @@ def values_of(output: Any) -> list[tuple[Any, ...]]:
     """Return the key and the number of each row."""
     if isinstance(output, pa.Table):
         return [(row["k"], row["n"]) for row in output.to_pylist()]
-    rows = output.to_numpy().tolist() if isinstance(output, pd.DataFrame) else output
-    return list(map(tuple, rows))
+    if isinstance(output, pd.DataFrame):
+        output = output.astype(object).where(output.notna(), None).to_numpy().tolist()
+    return list(map(tuple, output))
 
 
 @pytest.mark.parametrize("name", PROCESSORS)

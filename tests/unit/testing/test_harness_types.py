@@ -110,8 +110,9 @@ def test_frames_have_the_types_that_pyspark_gives_them() -> None:
         }
     )
     seen = harness.testInPandas("ada", given)
-    assert seen.dtypes.astype(str).tolist() == [
-        "float64", "int64", "object", "datetime64[ns]", "object", "object",
+    text = pd.Series(["x", None]).dtype  # another one in pandas 3
+    assert seen.dtypes.tolist() == [
+        "float64", "int64", text, "datetime64[ns]", text, "object",
     ]  # fmt: skip
     assert seen["at"].tolist()[0] == given["at"][0]
     assert [seen[name].tolist()[0] for name in ("n", "text", "kind")] == [1, "x", "a"]
