@@ -19,6 +19,7 @@ sys.path.append(str(Path(__file__).parents[1]))  # for `tests.servers`, however 
 
 from pyspark_ckpt.local_files.conf import local_files_conf
 from tests.servers.azure import CONTAINER, azure_server
+from tests.servers.gs import gs_jars
 from tests.servers.hdfs import Hdfs, hdfs_server
 from tests.servers.kubernetes_api import ConfigMaps, kubernetes_api
 from tests.servers.s3 import BUCKET, s3_server
@@ -63,13 +64,15 @@ NO_PROCESSES = local_files_conf()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Give Spark the jars of S3A for tests of other locations, instead of the class archive."""
+    """Give Spark the jars of S3A and Google for tests of such locations, not the class archive."""
     wanted = config.getoption("markexpr")
     if "reach" not in wanted or "not reach" in wanted:
         return
-    with suppress(pytest.skip.Exception):  # each test of S3A will be skipped, with the reason
-        jars = ":".join(map(str, s3a_jars()))
-        _submit_with(jars)
+    jars: list[Path] = []
+    for jars_of in (s3a_jars, gs_jars):
+        with suppress(pytest.skip.Exception):  # its tests will be skipped, with the reason
+            jars += jars_of()
+    _submit_with(":".join(map(str, jars)))
 
 
 def _submit_with(jars: str) -> None:

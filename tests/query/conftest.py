@@ -15,7 +15,7 @@ from tests.by_value import pickled_by_value
 from tests.golden import program
 from tests.query import harness, model, timed
 from tests.query.harness import Feed, Job
-from tests.query.place import EVERYWHERE, RemotePath, s3a
+from tests.query.place import EVERYWHERE, RemotePath, gs, s3a
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -50,6 +50,9 @@ def place(request: pytest.FixtureRequest) -> Iterator[RemotePath | None]:
         yield None
     elif kind == "hdfs":
         yield RemotePath(request.getfixturevalue("hdfs_url"))
+    elif kind == "gs":
+        with gs(request.getfixturevalue("spark"), request.getfixturevalue("gcs_environment")):
+            yield RemotePath(request.getfixturevalue("gcs_url"))
     else:
         spark: SparkSession = request.getfixturevalue("spark")
         with s3a(spark, request.getfixturevalue("s3_environment")):

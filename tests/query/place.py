@@ -1,4 +1,4 @@
-"""Where the locations of query tests are: on the local disk, S3 or HDFS."""
+"""Where the locations of query tests are: on the local disk, S3, HDFS or Google's storage."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pyspark_ckpt.storage.open import Storage, open_storage
+from tests.servers.gs import gs_conf, gs_jars
 from tests.servers.s3a import s3a_conf, s3a_jars
 
 EVERYWHERE = [
     "local",
     pytest.param("s3a", marks=pytest.mark.reach),
     pytest.param("hdfs", marks=pytest.mark.reach),
+    pytest.param("gs", marks=pytest.mark.reach),
 ]
 
 
@@ -53,7 +55,23 @@ def use_hadoop_settings(spark: SparkSession, conf: dict[str, str]) -> None:
 def s3a(spark: SparkSession, environment: Mapping[str, str]) -> Iterator[None]:
     """Let a session and its workers reach the S3 server of an environment by S3A."""
     s3a_jars()  # skips the test if they cannot be downloaded
-    use_hadoop_settings(spark, s3a_conf(environment))
+    with _reached(spark, s3a_conf(environment), environment):
+        yield
+
+
+@contextmanager
+def gs(spark: SparkSession, environment: Mapping[str, str]) -> Iterator[None]:
+    """Let a session and its workers reach a server by Google's connector."""
+    gs_jars()  # skips the test if they cannot be downloaded
+    with _reached(spark, gs_conf(environment), environment):
+        yield
+
+
+@contextmanager
+def _reached(
+    spark: SparkSession, conf: dict[str, str], environment: Mapping[str, str]
+) -> Iterator[None]:
+    use_hadoop_settings(spark, conf)
     workers = spark.sparkContext.environment
     before = dict(workers)
     workers.update(environment)

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.reach.driver import Driver, Input, conf_of, driver
+from tests.reach.driver import Driver, Input, conf_of, conf_with, driver
+from tests.servers.gs import gs_conf, gs_jars
 from tests.servers.s3 import BUCKET
 
-KINDS = ("s3a", "hdfs")
+KINDS = ("s3a", "hdfs", "gs")
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,10 @@ def place_of(kind: str, request: pytest.FixtureRequest) -> Place:
     if kind == "s3a":
         environment = request.getfixturevalue("s3_environment")
         return Place(kind, f"s3a://{BUCKET}/{secrets.token_hex(8)}", conf_of(environment))
+    if kind == "gs":
+        environment = request.getfixturevalue("gcs_environment")
+        conf = conf_with(environment, gs_jars(), gs_conf(environment))
+        return Place(kind, request.getfixturevalue("gcs_url"), conf)
     return Place(kind, request.getfixturevalue("hdfs_url"), {})
 
 

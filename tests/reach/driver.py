@@ -8,7 +8,7 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
@@ -87,9 +87,15 @@ def conf_of(environment: Mapping[str, str] | None) -> dict[str, str]:
     """Return Spark's settings for an S3 server's environment; ``None``: no S3."""
     if environment is None:
         return {}
-    conf = {f"spark.executorEnv.{name}": value for name, value in environment.items()}
-    jars = ":".join(map(str, s3a_jars()))
-    return conf | s3a_conf(environment) | {"spark.driver.extraClassPath": jars}
+    return conf_with(environment, s3a_jars(), s3a_conf(environment))
+
+
+def conf_with(
+    environment: Mapping[str, str], jars: Iterable[Path], conf: dict[str, str]
+) -> dict[str, str]:
+    """Return settings of a file system whose classes are in jars, with what workers need of it."""
+    variables = {f"spark.executorEnv.{name}": value for name, value in environment.items()}
+    return variables | conf | {"spark.driver.extraClassPath": ":".join(map(str, jars))}
 
 
 def children_of(pid: int, name: str) -> list[int]:

@@ -141,8 +141,10 @@ class GcsStorage(RemoteStorage):
         prefix = _prefix(self._path(directory))
         with self._errors_named(directory):
             pages = list(self._pages(prefix))
-        names = [item["name"][len(prefix) :] for page in pages for item in page.get("items", [])]
-        return tuple(f"{directory}/{name}" for name in sorted(names))
+        names = [item["name"] for page in pages for item in page.get("items", [])]
+        # Hadoop makes an object for a directory itself, whose name has a slash at its end.
+        files = sorted(name[len(prefix) :] for name in names if not name.endswith("/"))
+        return tuple(f"{directory}/{name}" for name in files)
 
     def fingerprint(self, relative: str) -> str:
         with self._errors_named(relative):

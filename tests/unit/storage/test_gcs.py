@@ -7,6 +7,9 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from urllib.parse import quote
+from urllib.request import Request as HttpRequest
+from urllib.request import urlopen
 
 import pytest
 
@@ -152,3 +155,30 @@ def test_what_is_missing_is_named(missing: str, says: str) -> None:
     )
     assert said.startswith("ConfigurationError")
     assert says in said
+
+
+@pytest.mark.parametrize("markers", [[""], ["state/", "state/0/"], ["", "state/"]])
+def test_the_objects_that_hadoop_makes_for_directories_are_no_files(
+    gcs_url: str, gcs_environment: dict[str, str], markers: list[str]
+) -> None:
+    """A location on Google's connector has them, and a restore copies the files of directories."""
+    storage = open_storage(gcs_url)
+    storage.write("seed/state/0/1.delta", [b"x"])
+    bucket, _, root = gcs_url.removeprefix("gs://").partition("/")
+    upload = f"{gcs_environment[EMULATOR]}/upload/storage/v1/b/{bucket}/o?uploadType=media"
+
+    def put_markers() -> None:
+        for marker in markers:
+            name = quote(f"{root}/seed/{marker}", safe="")
+            urlopen(HttpRequest(f"{upload}&name={name}", b"", method="POST")).close()
+
+    put_markers()
+    assert storage.files_below("seed") == ("seed/state/0/1.delta",)
+    assert storage.entries("seed") == {"state": True}
+    assert storage.list("seed/state") == ["0"]
+    storage.remove_directory("seed")
+    assert not storage.exists("seed")
+    put_markers()
+    for directory in ("seed/state/0", "seed/state", "seed"):
+        storage.remove_if_empty(directory)
+    assert not storage.exists("seed")
