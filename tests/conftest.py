@@ -66,7 +66,7 @@ NO_PROCESSES = local_files_conf()
 def pytest_configure(config: pytest.Config) -> None:
     """Give Spark the jars of S3A and Google for tests of such locations, not the class archive."""
     wanted = config.getoption("markexpr")
-    if "reach" not in wanted or "not reach" in wanted:
+    if "external" not in wanted or "not external" in wanted:
         return
     jars: list[Path] = []
     for jars_of in (s3a_jars, gs_jars):
@@ -105,8 +105,8 @@ TIME_LIMIT_S = 300
 OWN_JVM_TIME_LIMIT_S = 540
 SOAK_TIME_LIMIT_S = 3600
 
-WIDE_NOTEBOOKS = {"02_fork_from_savepoint.ipynb", "03_state.ipynb"}
-"""They are left to `make test-all`, as tests with the marker `wide` are."""
+SOAK_NOTEBOOKS = {"02_fork_from_savepoint.ipynb", "03_state.ipynb"}
+"""They are left to `make soak`."""
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their markers
@@ -122,11 +122,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.suffix == ".ipynb":
             item.add_marker(pytest.mark.own_jvm)
-            if item.path.name in WIDE_NOTEBOOKS:
-                item.add_marker(pytest.mark.wide)
+            if item.path.name in SOAK_NOTEBOOKS:
+                item.add_marker(pytest.mark.soak)
         function = item.nodeid.partition("[")[0]
-        if item.get_closest_marker("wide_variants") and function in seen:
-            item.add_marker(pytest.mark.wide)
+        if item.get_closest_marker("soak_variants") and function in seen:
+            item.add_marker(pytest.mark.soak)
         seen.add(function)
         if item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(_time_limit_s(item), method=TIME_LIMIT_METHOD))
@@ -134,7 +134,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _time_limit_s(item: pytest.Item) -> int:
-    if item.get_closest_marker("soak") or item.get_closest_marker("reach"):
+    if item.get_closest_marker("soak") or item.get_closest_marker("external"):
         return SOAK_TIME_LIMIT_S
     is_own_jvm = item.get_closest_marker("own_jvm") is not None
     return OWN_JVM_TIME_LIMIT_S if is_own_jvm else TIME_LIMIT_S

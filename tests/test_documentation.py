@@ -82,7 +82,7 @@ def run_as_it_stands(program: str, directory: Path, about: str | None = None) ->
     return finished.stdout
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 @pytest.mark.own_jvm
 def test_the_first_job_counts_in_every_run(tmp_path: Path) -> None:
     page = ROOT / "docs" / "start" / "first-job.md"
@@ -99,7 +99,7 @@ def test_the_first_job_counts_in_every_run(tmp_path: Path) -> None:
         assert in_shell(command, tmp_path)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.own_jvm
 def test_the_program_and_the_commands_of_the_readme_run_as_they_stand(tmp_path: Path) -> None:
     """The commands look at what the program leaves."""
@@ -115,7 +115,7 @@ def test_the_program_and_the_commands_of_the_readme_run_as_they_stand(tmp_path: 
     assert "savepoint-" in shown[2]
 
 
-@pytest.mark.reach
+@pytest.mark.external
 @pytest.mark.own_jvm
 def test_the_program_of_the_readme_runs_over_connect_as_it_does_classic(tmp_path: Path) -> None:
     """Both logs are checked; its own server ends with it, and nobody warns of that."""
@@ -133,7 +133,7 @@ def test_the_readme_names_factors_that_the_results_have() -> None:
     assert (int(least), int(most)) == (round(min(factors)), round(max(factors)))
 
 
-@pytest.mark.wide_variants
+@pytest.mark.soak_variants
 @pytest.mark.own_jvm
 @pytest.mark.parametrize("page", pages_with_programs(), ids=lambda page: page.stem)
 def test_the_examples_of_a_page_run_one_after_the_other(page: Path, tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_conf_files_are_valid_and_set_the_backend_they_are_named_after(name: str
     assert values["spark.ckpt.state.backend.type"] == name
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 @pytest.mark.own_jvm
 def test_the_main_job_runs_on_two_weeks_of_flights_and_ends_with_the_console(
     tmp_path: Path,
@@ -179,7 +179,7 @@ def test_the_main_job_runs_on_two_weeks_of_flights_and_ends_with_the_console(
 
 
 @pytest.mark.own_jvm
-@pytest.mark.reach
+@pytest.mark.external
 def test_the_main_job_beside_the_operator_of_pyspark(tmp_path: Path) -> None:
     """It exits with 0 only if all three results equal plain pandas."""
     finished = subprocess.run(
@@ -191,7 +191,7 @@ def test_the_main_job_beside_the_operator_of_pyspark(tmp_path: Path) -> None:
 
 
 @pytest.mark.own_jvm
-@pytest.mark.reach
+@pytest.mark.external
 def test_the_kafka_job_runs(tmp_path: Path) -> None:
     """It exits with 0 only if each event was counted exactly once."""
     finished = subprocess.run(
@@ -203,7 +203,7 @@ def test_the_kafka_job_runs(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebooks_have_small_outputs(notebook: Path) -> None:
-    """Stored by ``make notebooks``; nbmake runs the cells, in their own kernels."""
+    """Stored by ``pytest --overwrite notebooks``; nbmake runs the cells, in their own kernels."""
     assert notebook.stat().st_size < 150_000
     cells = nbformat.read(notebook, as_version=4).cells
     outputs = [output for cell in cells if cell.cell_type == "code" for output in cell.outputs]

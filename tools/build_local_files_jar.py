@@ -1,4 +1,4 @@
-"""Build the jar of ``pyspark_ckpt/local_files`` from its sources: ``make jar``.
+"""Build the jar of ``pyspark_ckpt/local_files``: ``python -m tools.build_local_files_jar``.
 
 The same sources and the same Java give the same bytes: the files of the jar are sorted, are not
 compressed and have no time.

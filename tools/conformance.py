@@ -1,4 +1,4 @@
-"""Runs PySpark's own state tests on each version of PySpark: ``make conformance-all``.
+"""Runs PySpark's own state tests on each version of PySpark: ``make prove WHAT=versions``.
 
 Each version has its own environment (``tools/environments.py``). The counts go to
 ``tests/conformance/results.json``, and docs/conformance.md shows them as a table. ``--table`` only
@@ -27,7 +27,7 @@ from tools.measured_commit import measured_commit
 VERSIONS = ("4.0.5", "4.1.4", "4.2.1", "4.3.0")
 RESULTS = ROOT / "tests" / "conformance" / "results.json"
 PAGE = ROOT / "docs" / "conformance.md"
-BEGIN, END = "<!-- results of make conformance-all -->\n", "<!-- end of the results -->\n"
+BEGIN, END = "<!-- results of make prove WHAT=versions -->\n", "<!-- end of the results -->\n"
 PARTS = {
     "operator": ("test_operator.py",),
     "state variables": ("test_state_variables.py",),

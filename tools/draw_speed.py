@@ -1,6 +1,6 @@
 """Draw how many times as fast the library was as PySpark's operator, from the checked-in results.
 
-``make plots`` writes ``docs/pictures/speed.png``, which README and the benchmarks page show.
+``make pages`` writes ``docs/pictures/speed.png``, which README and the benchmarks page show.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Runs the fast part of the tests on versions of Python, PySpark and packages: ``make matrix``.
+"""Runs the fast tests on versions of Python, PySpark, packages: ``make prove WHAT=matrix``.
 
 Each row has its own environment (``tools/environments.py``), which is made once and takes
 about 1 GB. A row takes 3 to 8 minutes on two cores. The results go to
@@ -25,7 +25,7 @@ from tools.measured_commit import measured_commit
 
 RESULTS = ROOT / "tests" / "matrix" / "results.json"
 PAGE = ROOT / "docs" / "compatibility.md"
-BEGIN, END = "<!-- results of make matrix -->\n", "<!-- end of the results -->\n"
+BEGIN, END = "<!-- results of make prove WHAT=matrix -->\n", "<!-- end of the results -->\n"
 SHOWN = ("pandas", "pyarrow", "numpy", "rocksdict")
 LOWEST = {
     "numpy": "1.23.5", "pandas": "2.2.0", "pyarrow": "18.0.0", "rocksdict": "0.3.29",
@@ -107,7 +107,7 @@ def _run_tests(python: Path, tests: tuple[str, ...]) -> dict[str, Any]:
         report = Path(directory) / "report.xml"
         command = [
             python, "-m", "pytest", *tests, "-q", "-p", "no:cacheprovider", "-o", "addopts=",
-            "--import-mode=importlib", "-m", "not soak and not reach and not wide",
+            "--import-mode=importlib", "-m", "not soak and not external",
             "--numprocesses", "2", "--dist", "loadfile", f"--junitxml={report}",
         ]  # fmt: skip
         variables = {"PYSPARK_PYTHON": str(python), "PYTHONPATH": str(ROOT)}

@@ -1,4 +1,4 @@
-"""Breaks one line of safety after the other, and shows that a test fails: ``make mutate``.
+"""Breaks each line of safety, and shows that a test fails: ``make prove WHAT=mutate``.
 
 Each line is changed in a copy of the project, and the tests named with it run there: first with
 the line as it is, where they must pass, then with the changed line. A change is found if a test
@@ -31,7 +31,7 @@ COPIED = ("pyspark_ckpt", "state_backends", "tests", "tools", "docs", "conf")
 FILES = ("pyproject.toml", "setup.cfg", "setup.py", "README.md", "CHANGELOG.md", "Makefile")
 
 
-_OPTIONS = ("-x", "-q", "-rf", "-p", "no:cacheprovider", "-m", "not soak and not reach")
+_OPTIONS = ("-x", "-q", "-rf", "-p", "no:cacheprovider", "-m", "not external")
 _FAILED = re.compile(r"^FAILED (.+?)(?: - .*)?$", re.MULTILINE)
 
 

@@ -1,4 +1,4 @@
-"""Write the lists of metrics and counters into ``docs``: ``make metrics``.
+"""Write the lists of metrics and counters into ``docs``: ``make pages``.
 
 Run it after a change of ``metrics/declared.py`` or ``formats/counters.py``.
 """

@@ -1,6 +1,6 @@
 """Write what the list of settings says into ``docs/settings.md`` and ``conf/all.conf``.
 
-Run it after a change of ``pyspark_ckpt/settings/keys.py``: ``make settings``.
+Run it after a change of ``pyspark_ckpt/settings/keys.py``: ``make pages``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ PAGE = ROOT / "docs" / "settings.md"
 CONF = ROOT / "conf" / "all.conf"
 _TABLE = re.compile(r"(?<=^\| key \| default \| meaning \|\n)(\|.*\n)+", re.MULTILINE)
 _HEAD = """\
-# Every setting of pyspark_ckpt with its default. `make settings` writes this file.
+# Every setting of pyspark_ckpt with its default. `make pages` writes this file.
 # Remove the # before a key to set it. Settings without a default have an example or a remark.
 # Use: spark-submit --properties-file conf/all.conf job.py
 # or:  SparkSession.builder.config(map=pyspark_ckpt.read_conf_file("conf/all.conf"))

@@ -84,7 +84,7 @@ def without_missing_programs(workload: Workload) -> Workload:
     if not missing:
         return workload
     if not any(programs.values()):
-        raise ValueError(f"{', '.join(missing)}: not installed; make bench-peers does that")
+        raise ValueError(f"{', '.join(missing)}: not installed; make bench ARGS=--peers does that")
     left = _only(workload, lambda contender: contender.name not in missing)
     text = f"{workload.text} Not installed here, and so not measured: {', '.join(missing)}."
     return replace(left, text=text)

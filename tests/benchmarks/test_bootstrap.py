@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 @pytest.mark.own_jvm
 def test_it_runs_and_compares_with_copies(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.bootstrap", "--keys", "2000", "--repetitions", "1"]

@@ -77,7 +77,8 @@ def test_every_contender_of_every_workload_is_right(workload: str, tmp_path: Pat
 
 @pytest.mark.soak
 @pytest.mark.skipif(
-    not (ROOT / ".venv-flink" / "bin" / "python").exists(), reason="make bench-peers installs Flink"
+    not (ROOT / ".venv-flink" / "bin" / "python").exists(),
+    reason="make bench ARGS=--peers installs Flink",
 )
 @pytest.mark.parametrize("workload", WITH_PROGRAMS)
 def test_flink_and_bytewax_are_right(workload: str, tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def chance() -> random.Random:
     return random.Random(seed)
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 @pytest.mark.own_jvm
 def test_an_executor_is_killed_in_each_phase(tmp_path: Path, chance: random.Random) -> None:
     """While it opens the state, processes rows, writes a segment or a base snapshot, and after."""

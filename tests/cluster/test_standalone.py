@@ -36,7 +36,7 @@ def packed() -> Path:
     return installed(f"environment-{name[:12] or 'here'}", fill) / ARCHIVE
 
 
-@pytest.mark.reach
+@pytest.mark.external
 @pytest.mark.own_jvm
 @pytest.mark.timeout(1800)
 def test_flights_on_two_bare_workers(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from pyspark_ckpt.spark.worker_python import LEAST_WORKER_MIB
 PROGRAM = Path(__file__).with_name("memory_program.py")
 
 
-@pytest.mark.reach
+@pytest.mark.external
 @pytest.mark.own_jvm
 @pytest.mark.parametrize("backend", ["rocksdb", "heap"])
 def test_a_query_and_its_savepoint(tmp_path: Path, backend: str) -> None:

@@ -1,4 +1,4 @@
-"""Runs PySpark's own tests over this library, by ``enable``; see ``make conformance``.
+"""Runs PySpark's own tests over this library, by ``enable``; see ``make prove WHAT=conformance``.
 
 A listed test that passes fails the run, as does one that is not listed and fails.
 """

@@ -8,7 +8,7 @@ import pytest
 
 from tests.connect.conftest import RunClient
 
-pytestmark = [pytest.mark.reach, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.external, pytest.mark.timeout(900)]
 
 PROGRAM = Path(__file__).with_name("ended_program.py")
 

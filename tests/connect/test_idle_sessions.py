@@ -16,7 +16,7 @@ import pytest
 from tests.connect.conftest import ROOT, RunClient
 from tests.servers.connect import connect_server
 
-pytestmark = [pytest.mark.reach, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.external, pytest.mark.timeout(900)]
 
 PROGRAM = Path(__file__).with_name("idle_program.py")
 TIMEOUT_S = 15

@@ -18,7 +18,7 @@ import pytest
 
 from tests.connect.conftest import ROOT, RunClient
 
-pytestmark = [pytest.mark.reach, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.external, pytest.mark.timeout(1800)]
 
 PROGRAM = Path(__file__).with_name("killed_program.py")
 KILLS = 3

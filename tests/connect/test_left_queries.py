@@ -17,7 +17,7 @@ from pyspark_ckpt.history.run_log import RecordedRuns, RunStarted
 from pyspark_ckpt.storage.open import LocalStorage
 from tests.connect.conftest import ROOT, RunClient
 
-pytestmark = [pytest.mark.reach, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.external, pytest.mark.timeout(900)]
 
 PROGRAM = Path(__file__).with_name("left_program.py")
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from tests.connect.conftest import RunClient
-from tests.reach.conftest import KINDS, place_of
+from tests.external.conftest import KINDS, place_of
 from tests.servers.connect import connect_server
 
-pytestmark = [pytest.mark.reach, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.external, pytest.mark.timeout(1800)]
 
 PROGRAM = Path(__file__).with_name("program.py")
 

@@ -11,7 +11,7 @@ from tests.connect.conftest import RunClient
 PROGRAM = Path(__file__).with_name("paths_program.py")
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_urls_without_an_authority(connect_url: str, tmp_path: Path, run_client: RunClient) -> None:
     """None of them is a directory of the client, whatever their scheme."""

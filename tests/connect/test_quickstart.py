@@ -11,7 +11,7 @@ from tests.connect.conftest import QUICKSTART_PRINTS, RunClient
 from tests.program_log import complaints
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_quickstart_runs_on_a_server(
     quickstart: Path, connect_url: str, run_client: RunClient, logged: Callable[[], str]
@@ -22,7 +22,7 @@ def test_the_quickstart_runs_on_a_server(
     assert not complaints(logged())
 
 
-@pytest.mark.reach
+@pytest.mark.external
 @pytest.mark.timeout(600)
 def test_the_quickstart_runs_on_a_server_of_its_own(
     quickstart: Path, run_client: RunClient

@@ -16,7 +16,7 @@ from tests.servers.connect import connect_server, free_port
 
 PROGRAM = Path(__file__).with_name("servers_program.py")
 
-pytestmark = [pytest.mark.reach, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.external, pytest.mark.timeout(1500)]
 
 
 class Client:

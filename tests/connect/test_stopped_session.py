@@ -10,7 +10,7 @@ import pytest
 from tests.connect.conftest import RunClient
 from tests.query.life.test_stopped_session import STORY, check_told, without_text
 
-pytestmark = [pytest.mark.reach, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.external, pytest.mark.timeout(900)]
 
 PROGRAM = Path(__file__).with_name("stopped_program.py")
 

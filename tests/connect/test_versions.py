@@ -12,7 +12,7 @@ from tests.connect.conftest import QUICKSTART_PRINTS, RunClient
 from tests.servers.connect import connect_server
 from tests.servers.pyspark_versions import python_with
 
-pytestmark = [pytest.mark.reach, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.external, pytest.mark.timeout(1800)]
 
 PROGRAM = Path(__file__).with_name("program.py")
 VERSIONS = ("4.0.5", "4.1.4", "4.2.1")

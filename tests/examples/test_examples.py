@@ -36,7 +36,7 @@ def test_there_are_eight_short_examples() -> None:
     assert max(path.read_text().count("\n") for path in EXAMPLES) < MOST_LINES
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 @each([path for path in EXAMPLES[::-1] if path.stem != POSTGRES])  # the first is short
 def test_an_example_equals_plain_python(
     path: Path, spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -48,7 +48,7 @@ def test_an_example_equals_plain_python(
     assert capsys.readouterr().out.splitlines()[-1].startswith("OK: ")
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_the_example_of_postgresql_skips_the_repeated_epoch(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -60,7 +60,7 @@ def test_the_example_of_postgresql_skips_the_repeated_epoch(
     assert output.splitlines()[-1].startswith("OK: ")
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 @pytest.mark.own_jvm
 @each([ROOT / "examples" / "top_n.py"])
 def test_an_example_runs_as_a_program(path: Path, tmp_path: Path) -> None:
@@ -68,14 +68,14 @@ def test_an_example_runs_as_a_program(path: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.own_jvm
-@pytest.mark.reach
+@pytest.mark.external
 @each([path for path in EXAMPLES if path.stem not in (POSTGRES, "top_n")])
 def test_each_other_example_runs_as_a_program(path: Path, tmp_path: Path) -> None:
     run_as_a_program(path, tmp_path)
 
 
 @pytest.mark.own_jvm
-@pytest.mark.reach
+@pytest.mark.external
 def test_the_example_of_postgresql_runs_as_a_program(tmp_path: Path) -> None:
     with postgres_server() as address:
         run_as_a_program(ROOT / "examples" / f"{POSTGRES}.py", tmp_path, address)

@@ -58,7 +58,7 @@ def check(results: list[Any], cases: list[tuple[dict[str, str], str]]) -> None:
         assert found["epochs"] >= 4, conf
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_settings_of_a_session(tmp_path: Path) -> None:
     check(run(tmp_path, [conf for conf, _ in SESSION], {}), SESSION)
 
@@ -72,6 +72,6 @@ def test_settings_of_a_context(tmp_path: Path, conf: tuple[dict[str, str], str])
 
 @pytest.mark.soak
 def test_settings_of_make_hand_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each session of ``make hand-over`` has them from Spark's directory of settings."""
+    """Each session of ``make prove WHAT=hand-over`` has them from Spark's directory of settings."""
     monkeypatch.setenv("SPARK_CONF_DIR", str(Path(__file__).with_name("packed_conf")))
     check(run(tmp_path, [{}], {}), [({}, PACKED)])

@@ -1,4 +1,4 @@
-"""Walks over the lives of queries; CI runs more of them, and longer ones, by `make lives-ci`."""
+"""Walks over the lives of queries; `make prove WHAT=lives` runs longer ones."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from tests.lives.walk import Walk
 
 SEEDS = [
-    pytest.param(1, 25, marks=pytest.mark.further),
+    pytest.param(1, 25, marks=pytest.mark.slow),
     *[pytest.param(seed, 40, marks=pytest.mark.soak) for seed in range(100, 150)],
 ]
 

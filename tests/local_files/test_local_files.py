@@ -142,7 +142,7 @@ print("ROWS", len(job.result()))
 """
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 @pytest.mark.own_jvm
 @pytest.mark.parametrize("with_jar", [True, False])
 def test_a_query_with_it_starts_no_process_for_its_files(tmp_path: Path, with_jar: bool) -> None:
@@ -175,7 +175,7 @@ def test_a_query_with_it_starts_no_process_for_its_files(tmp_path: Path, with_ja
     assert list((tmp_path / "loc" / "offsets").glob(".*.crc"))
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 @pytest.mark.skipif(shutil.which("javac") is None, reason="the jar is built with a JDK")
 def test_the_jar_is_built_from_its_sources(tmp_path: Path) -> None:
     built = tmp_path / "built.jar"
@@ -186,4 +186,6 @@ def test_the_jar_is_built_from_its_sources(tmp_path: Path) -> None:
         with zipfile.ZipFile(built) as one, zipfile.ZipFile(JAR) as other:
             assert one.namelist() == other.namelist()
             for name in one.namelist():
-                assert one.read(name) == other.read(name), f"{name}: run make jar"
+                assert one.read(name) == other.read(name), (
+                    f"{name}: run python -m tools.build_local_files_jar"
+                )

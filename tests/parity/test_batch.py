@@ -13,7 +13,7 @@ from tests.parity.engines import assert_same_rows
 from tests.parity.operations import Operations, PandasOperations, look, random_scripts
 from tests.parity.timed import PandasTimers, Timers, at
 
-pytestmark = pytest.mark.further
+pytestmark = pytest.mark.slow
 
 
 def same(df: DataFrame, processor: Any, output: str, time_mode: str, name: str) -> list[Row]:
@@ -27,7 +27,7 @@ def same(df: DataFrame, processor: Any, output: str, time_mode: str, name: str) 
     return rows
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 @pytest.mark.parametrize("processor", [Operations, PandasOperations])
 def test_state_within_one_run(spark: SparkSession, processor: type[Operations]) -> None:
     """The processor runs once over all rows of a key, from empty state."""
@@ -46,7 +46,7 @@ class PandasClock(Clock, PandasTimers):
     pass
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("processor", "time_mode", "fired"),
     [

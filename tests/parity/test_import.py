@@ -19,7 +19,7 @@ from tests.parity.operations import Operations, look, random_scripts, script
 from tests.parity.timed import PandasTimers, Timers, at
 from tests.query.place import RemotePath, s3a
 
-pytestmark = pytest.mark.further
+pytestmark = pytest.mark.slow
 
 HOUR_MS = 3_600_000
 FILL = [("value.update", 1, "v"), ("items.put", 1, "p"), ("items.appendValue", 2, "q")]
@@ -59,8 +59,8 @@ class AgeingLists(Operations):
 SOAK = pytest.mark.soak
 
 
-@pytest.mark.wide
-@pytest.mark.wide_variants
+@pytest.mark.soak
+@pytest.mark.soak_variants
 @pytest.mark.parametrize(
     ("processor", "encoding"),
     [
@@ -112,7 +112,7 @@ LATER: list[list[tuple[Any, ...]]] = [
 ]
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 @pytest.mark.parametrize(("processor", "pandas"), [(Timers, False), (PandasTimers, True)])
 def test_event_time_timers_and_watermark(
     continued: Continue,
@@ -140,7 +140,7 @@ class WallTimers(Timers):
     EVENT_TIME = False
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_processing_time_timers(continued: Continue) -> None:
     """A due timer fires in the first epoch here, a later timer stays."""
     rows = continued(
@@ -201,7 +201,7 @@ VISITS = "user string, place struct<x: int, y: double>, n long, day date, at tim
 VISITS += "amount decimal(12,3)"
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 @pytest.mark.parametrize("encoding", ["unsaferow", pytest.param("avro", marks=SOAK)])
 def test_composite_keys_and_nested_types(continued: Continue, encoding: str) -> None:
     """Keys of several columns, one of them a struct, with nulls; nested values."""
@@ -253,7 +253,7 @@ class Grew(Grown):
     SCHEMA = "n long, text string"
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_a_schema_that_grew_in_spark(continued: Continue) -> None:
     """Entries of the first schema and of the second are imported, as Spark would read them."""
     program = continued(
@@ -287,7 +287,7 @@ def place(request: pytest.FixtureRequest, spark: SparkSession) -> Iterator[str]:
             yield request.getfixturevalue("s3_url").replace("s3://", "s3a://")
 
 
-@pytest.mark.reach
+@pytest.mark.external
 def test_a_location_on_a_server(continued: Continue, place: str) -> None:
     """Spark wrote the location to HDFS or S3; the savepoint goes there too."""
     program = continued(operations.INPUT, processor=Operations, output=operations.OUTPUT)
@@ -301,7 +301,7 @@ def test_a_location_on_a_server(continued: Continue, place: str) -> None:
     importing.check_same(program.run_ours(savepoint), program.run_native())
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_a_source_of_python(continued: Continue, spark: SparkSession, tmp_path: Path) -> None:
     """The offsets of a source without a log continue; no row is read twice."""
     spark.dataSource.register(Numbers)

@@ -17,7 +17,7 @@ from tests.parity import importing, operations
 from tests.parity.importing import Continued
 from tests.parity.operations import Operations, script
 
-pytestmark = pytest.mark.further
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -76,7 +76,7 @@ def test_a_missing_partition(damaged: Continued, which: int) -> None:
     assert f"{found} {len(partitions)} is missing" in refused(damaged)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_a_partition_without_its_files(damaged: Continued) -> None:
     last = state_of(damaged) / str(partitions_of(damaged)[-1])
     for file in [path for path in last.rglob("*") if path.is_file()]:
@@ -87,7 +87,7 @@ def test_a_partition_without_its_files(damaged: Continued) -> None:
     assert f"{last}/" in message
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_a_damaged_file(damaged: Continued) -> None:
     """Spark's text says nothing but that there was an error; the cause says what it was."""
     for file in (state_of(damaged) / "0").glob("*.zip"):
@@ -95,7 +95,7 @@ def test_a_damaged_file(damaged: Continued) -> None:
     assert "Checksum error" in refused(damaged)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_a_path_that_spark_s_reader_does_not_find(damaged: Continued, tmp_path: Path) -> None:
     """Spark's own error says that no epoch was committed there."""
     native, damaged.native = damaged.native, tmp_path / "with space"

@@ -20,7 +20,7 @@ from tests.parity.engines import PROVIDER, ROCKSDB, configured
 from tests.parity.importing import run
 from tests.query.harness import Feed
 
-pytestmark = pytest.mark.further
+pytestmark = pytest.mark.slow
 
 HDFS = "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"
 OUTPUT = "k string, n long, words string"
@@ -81,7 +81,7 @@ WRONG = {
 }
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 @pytest.mark.parametrize("provider", [HDFS, pytest.param(ROCKSDB, marks=pytest.mark.soak)])
 def test_continued(spark: SparkSession, tmp_path: Path, provider: str) -> None:
     feed = Feed(tmp_path / "in").add([("a", 1), ("b", 2)], [("a", 10), (None, 5)])

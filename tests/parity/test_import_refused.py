@@ -18,7 +18,7 @@ from tests.parity.importing import Continued, run
 from tests.parity.operations import Operations, look, script
 from tests.query.harness import Feed
 
-pytestmark = pytest.mark.further
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -55,7 +55,7 @@ class Noting(Operations):
             file.write(f"{call}\n")
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_the_location_is_only_read(stopped: Continued, tmp_path: Path) -> None:
     before = digests(stopped.native)
     savepoint = stopped.imported(processor=Noting(tmp_path / "calls"))
@@ -106,7 +106,7 @@ def test_other_states(stopped: Continued, processor: type[Operations], message: 
     assert not list((stopped.base / "imported").glob("*/_metadata*/x"))
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_arguments(stopped: Continued, tmp_path: Path, spark: SparkSession) -> None:
     given: dict[str, Any] = {"processor": Operations(), "uid": "op", "spark": spark}
     with pytest.raises(ckpt.errors.PlanError, match="leave mapper and time_mode out"):
@@ -127,7 +127,7 @@ def test_arguments(stopped: Continued, tmp_path: Path, spark: SparkSession) -> N
 DIRECTORY = "spark.ckpt.execution.checkpointing.savepoint-dir"
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_an_unfinished_epoch(spark: SparkSession, tmp_path: Path) -> None:
     """It is refused, unless it may be left out; then its rows are read again, in new epochs."""
     program = Continued(spark, tmp_path, operations.INPUT, Operations, operations.OUTPUT)
@@ -157,7 +157,7 @@ def test_running_query(spark: SparkSession, tmp_path: Path) -> None:
     query.stop()
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_other_operators(spark: SparkSession, tmp_path: Path) -> None:
     """Of Spark, of this library, several, or none."""
     feed = Feed(tmp_path / "in").add([("a", 1)])

@@ -21,7 +21,7 @@ from tests.parity.engines import ENDS, PROVIDER, ROCKSDB, configured
 from tests.parity.importing import check_same
 from tests.query.harness import Feed
 
-pytestmark = pytest.mark.further
+pytestmark = pytest.mark.slow
 
 HOUR_MS = 3_600_000
 BY_USER, BY_SIZE = "k string, size long", "size long, users long, last string"
@@ -148,7 +148,7 @@ FILES = [
 ]
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("native_first", "our_first", "first"),
     [

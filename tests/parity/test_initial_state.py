@@ -13,7 +13,7 @@ from pyspark.sql.streaming import StatefulProcessor
 
 from tests.parity.engines import ENDS, Both
 
-pytestmark = pytest.mark.further
+pytestmark = pytest.mark.slow
 
 OUTPUT = "k string, what string, seen string"
 INITIAL = [("a", 1, "x"), ("a", 2, "y"), ("a", 3, None), ("only", 4, "z"), (None, 5, "null")]
@@ -95,7 +95,7 @@ class PandasBegun(Begun):
         return pd.DataFrame([self.tell(key, what).asDict()])
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "time_mode", [pytest.param("None", marks=pytest.mark.soak), "ProcessingTime"]
 )

@@ -15,7 +15,7 @@ from pyspark.sql.streaming import StatefulProcessor
 
 from tests.parity.engines import Both
 
-pytestmark = pytest.mark.further
+pytestmark = pytest.mark.slow
 
 SESSION_ZONE = "Asia/Tokyo"
 WORKER_ZONE = "America/New_York"

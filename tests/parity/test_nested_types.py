@@ -13,7 +13,7 @@ from pyspark.sql.streaming import StatefulProcessor
 
 from tests.parity.engines import Both
 
-pytestmark = pytest.mark.further
+pytestmark = pytest.mark.slow
 
 NESTED = (
     "a array<int>, m map<string,double>, s struct<p:int,q:struct<r:string,t:array<string>>>, "
@@ -101,7 +101,7 @@ class NestedPandas(Nested):
             )
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("processor", [Nested, NestedPandas])
 def test_nested_types(both: Callable[..., Both], processor: type[Nested]) -> None:
     """Nested values arrive, are kept and come back as the same Python values."""
@@ -165,7 +165,7 @@ class NestedKeys(StatefulProcessor):
         pass
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("column", [pytest.param("s", marks=pytest.mark.soak), "n"])
 def test_nested_keys(both: Callable[..., Both], column: str) -> None:
     """Structs as keys, also null ones and with null fields; PySpark fails on arrays as keys."""

@@ -60,7 +60,7 @@ class Keyed(StatefulProcessor):
         pass
 
 
-@pytest.mark.wide_variants
+@pytest.mark.soak_variants
 @pytest.mark.parametrize(
     "keys",
     [
@@ -96,8 +96,8 @@ class KeyedPandas(Keyed):
                 yield pd.DataFrame({"row": [f"{text} {record}"], "n": n, "key": type(key).__name__})
 
 
-@pytest.mark.further
-@pytest.mark.wide_variants
+@pytest.mark.slow
+@pytest.mark.soak_variants
 @pytest.mark.parametrize(
     ("keys", "nulls"),
     [
@@ -154,7 +154,7 @@ class PartlyPandas(Partly):
             yield pd.DataFrame([row.asDict()])
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("processor", [Partly, PartlyPandas])
 def test_partly_consumed_input(both: Callable[..., Both], processor: type[Partly]) -> None:
     """Rows that are not taken are skipped, however many; the next key gets its own."""
@@ -205,7 +205,7 @@ class ManyPandas(Many):
             yield from (pd.DataFrame(), found.head(3), found.head(0).astype({"i": "int64"}))
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 @pytest.mark.parametrize("processor", [Many, ManyPandas])
 def test_many_output_rows(both: Callable[..., Both], processor: type[Many]) -> None:
     """More rows than fit in a chunk come out for one key, whole and once."""
@@ -247,7 +247,7 @@ class Loose(StatefulProcessor):
         pass
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("keys", "count"),
     [
@@ -296,7 +296,7 @@ class OneFrame(OneRow):
             yield yielded
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 @pytest.mark.parametrize("processor", [OneRow, OneFrame])
 def test_what_is_yielded_again_and_again(
     both: Callable[..., Both], processor: type[OneRow]

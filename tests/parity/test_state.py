@@ -25,7 +25,7 @@ from tests.parity.operations import (
     script,
 )
 
-pytestmark = pytest.mark.further
+pytestmark = pytest.mark.slow
 
 KEYS = ["a", "b", "", None]
 EDGES = [
@@ -90,7 +90,7 @@ class Types(StatefulProcessor):
         pass
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_types_nulls_and_numpy_scalars(both: Callable[..., Both]) -> None:
     """What was put comes back as the same Python types, in the same epoch and in the next."""
     kinds = ["python", "numpy", "null"]

@@ -16,7 +16,7 @@ from tests.parity.engines import ENDS, PARTITIONS, Both, wait_until
 from tests.parity.timed import INPUT, OUTPUT, PandasTimers, Timers, at
 from tests.query.harness import Feed
 
-pytestmark = pytest.mark.further
+pytestmark = pytest.mark.slow
 
 HOUR = 3_600_000
 
@@ -97,7 +97,7 @@ class PandasClockTimers(ClockTimers, PandasTimers):
     pass
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 @pytest.mark.parametrize("processor", [ClockTimers, PandasClockTimers])
 def test_processing_time(both: Callable[..., Both], processor: type[Timers]) -> None:
     """A due timer fires once, in the next epoch, with and without rows of the key."""
@@ -130,7 +130,7 @@ def test_processing_time(both: Callable[..., Both], processor: type[Timers]) -> 
     assert emitted(rows, "z") == ["row 0", "row 1", "row 2"]
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_processing_time_without_rows(both: Callable[..., Both]) -> None:
     """A timer fires though no more rows come."""
 
@@ -160,7 +160,7 @@ class Numbered(Timers):
         yield Row(k=key[0], what=f"timer {name}", calls=self.fired, timers=None, watermark=None)
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_order_across_keys(both: Callable[..., Both]) -> None:
     """Timers of all keys of a subtask fire in the order of their times."""
     times = {key: (i * 37 % 23 + 1, i * 29 % 23 + 24) for i, key in enumerate("abcdefgh")}
@@ -202,7 +202,7 @@ CHANGES: dict[str, tuple[str, list[str]]] = {
 }
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_changing_timers_while_they_fire(both: Callable[..., Both]) -> None:
     """A handler that registers or deletes timers which are due in the same epoch."""
     program = both(
@@ -229,7 +229,7 @@ class KeyTold(Timers):
         return Row(k=None, what=what.split()[0], calls=0, timers=repr(key), watermark=None)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_key_of_a_fired_timer(both: Callable[..., Both]) -> None:
     """A timer has its key: of several columns, of any type, also null.
 
@@ -264,7 +264,7 @@ class NoTimers(Timers):
         return Row(k=key[0], what=what, calls=0, timers=str(known), watermark=watermark)
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 @pytest.mark.parametrize(
     "time_mode", [pytest.param("None", marks=pytest.mark.soak), "ProcessingTime"]
 )
@@ -285,8 +285,8 @@ def test_no_row_is_late(both: Callable[..., Both], time_mode: str) -> None:
     assert {row.timers for row in rows} == {str(time_mode != "None")}
 
 
-@pytest.mark.further
-@pytest.mark.wide_variants
+@pytest.mark.slow
+@pytest.mark.soak_variants
 @pytest.mark.parametrize("engine", ["pyspark", "ckpt"])
 def test_no_timers_without_a_time_mode(both: Callable[..., Both], engine: str) -> None:
     """With timeMode None a timer is an error."""

@@ -13,7 +13,7 @@ from tests.parity.engines import ENDS, Both, wait_until
 from tests.parity.operations import INPUT, OUTPUT, Operations, PandasOperations, look, script
 from tests.query.harness import Feed
 
-pytestmark = pytest.mark.further
+pytestmark = pytest.mark.slow
 
 SHORT_MS, LONG_MS, MIDDLE_MS = 1, 3_600_000, 8_000
 SLOW = "the machine is too slow to distinguish older entries from newer ones"

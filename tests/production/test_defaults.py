@@ -23,7 +23,7 @@ def on_disk() -> Iterator[Path]:
         yield Path(path)
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 @pytest.mark.own_jvm
 def test_a_query_with_the_defaults_of_spark(on_disk: Path) -> None:
     """Scenario 45: exact results; no file, no log and no error has a secret in it."""

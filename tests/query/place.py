@@ -15,9 +15,9 @@ from tests.servers.s3a import s3a_conf, s3a_jars
 
 EVERYWHERE = [
     "local",
-    pytest.param("s3a", marks=pytest.mark.reach),
-    pytest.param("hdfs", marks=pytest.mark.reach),
-    pytest.param("gs", marks=pytest.mark.reach),
+    pytest.param("s3a", marks=pytest.mark.external),
+    pytest.param("hdfs", marks=pytest.mark.external),
+    pytest.param("gs", marks=pytest.mark.external),
 ]
 
 

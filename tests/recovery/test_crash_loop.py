@@ -29,7 +29,7 @@ IN_FLIGHT = 20
 """By so many files one moment of a death differs from another."""
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 @pytest.mark.parametrize("backend", ["heap", "rocksdb"])
 def test_disk_use_is_bounded_in_a_crash_loop(backend: str) -> None:
     """Scenario 22: twenty-four deaths, each after a checkpoint of its run."""

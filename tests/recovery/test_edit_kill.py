@@ -27,7 +27,7 @@ PROGRAM = Path(__file__).with_name("edit_program.py")
 DEADLINE_SECONDS = 240
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 @pytest.mark.own_jvm
 @pytest.mark.parametrize("kind", [pytest.param("canonical", marks=pytest.mark.soak), "native"])
 def test_two_kills(tmp_path: Path, kind: str) -> None:

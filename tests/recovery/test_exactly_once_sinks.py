@@ -39,7 +39,7 @@ def postgres() -> Iterator[str]:
         yield address
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 @pytest.mark.own_jvm
 def test_kills_a_rollback_a_fork_and_a_replacement(tmp_path: Path, postgres: str) -> None:
     """A kill after all sinks, and one between two, in the first epoch of a rollback.
@@ -74,7 +74,7 @@ def test_kills_a_rollback_a_fork_and_a_replacement(tmp_path: Path, postgres: str
 
 
 @pytest.mark.own_jvm
-@pytest.mark.reach
+@pytest.mark.external
 def test_kills_at_any_point(tmp_path: Path, postgres: str) -> None:
     """Also in the middle of a commit of a sink."""
     seed = int(os.environ.get("CKPT_TEST_SEED") or secrets.randbits(32))

@@ -148,9 +148,9 @@ def offsets_of(checkpoint: Path) -> dict[str, int]:
     return {user: offsets[str(partition)] for partition, user in enumerate(USERS)}
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 @pytest.mark.own_jvm
-@pytest.mark.parametrize("kills", [1, pytest.param(10, marks=pytest.mark.reach)])
+@pytest.mark.parametrize("kills", [1, pytest.param(10, marks=pytest.mark.external)])
 def test_kill_restart_savepoint_fork_and_restore(
     spark: SparkSession, tmp_path: Path, topic: Topic, kills: int
 ) -> None:
@@ -183,7 +183,7 @@ def test_kill_restart_savepoint_fork_and_restore(
     check_output(spark, rescaled, topic, at_checkpoint)
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_a_savepoint_over_another_topic_is_refused(
     spark: SparkSession, tmp_path: Path, topic: Topic
 ) -> None:
@@ -243,7 +243,7 @@ def test_offsets_that_the_broker_does_not_have_are_an_error(topic: Topic) -> Non
         list(source.KafkaReader(options).read(beyond))
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_a_backlog_gets_more_subtasks(spark: SparkSession, topic: Topic, tmp_path: Path) -> None:
     """The rule sees by the offsets how far the query lags; the epochs are short enough."""
     topic.produce(400)

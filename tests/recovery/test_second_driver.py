@@ -65,7 +65,7 @@ def two_drivers(work: Path) -> Iterator[tuple[Driver, Driver]]:
             driver.end()
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 @pytest.mark.own_jvm
 @pytest.mark.timeout(600)
 def test_one_of_two_drivers_survives(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_one_of_two_drivers_survives(tmp_path: Path) -> None:
 
 
 @pytest.mark.own_jvm
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_driver_that_commits_no_epoch_neither_rescales_nor_drains(tmp_path: Path) -> None:
     """The idle driver started last, and so it has the newest lease; the other one has the epochs.

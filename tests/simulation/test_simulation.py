@@ -36,7 +36,7 @@ def test_a_slice_of_histories_keeps_every_promise() -> None:
     assert run.returncode == 0, run.stdout + run.stderr
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_the_seeds_that_failed_once_keep_every_promise() -> None:
     run = simulate("4-6", *FAILED_ONCE)
     assert run.returncode == 0, run.stdout + run.stderr
@@ -49,7 +49,7 @@ def test_a_broken_line_is_found_and_its_seed_is_replayed() -> None:
     assert "python -m tests.simulation.run" in run.stdout
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_processes_share_the_seeds_and_add_up_their_figures(tmp_path: Path) -> None:
     """What a seed may do is the same in a separate process as among other tests."""
     figures = []

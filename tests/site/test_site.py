@@ -36,7 +36,7 @@ def test_the_reference_has_each_public_name_once(name: str) -> None:
 
 
 def test_the_pages_that_come_from_code_are_current() -> None:
-    """Run ``make reference`` after a change of commands, reasons or errors."""
+    """Run ``make pages`` after a change of commands, reasons or errors."""
     assert write_reference.CLI.read_text() == write_reference.cli_page()
     assert write_reference.FAILURES.read_text() == write_reference.failures_page()
 
@@ -73,7 +73,7 @@ def test_a_picture_is_whole_and_loads_nothing(path: Path) -> None:
 
 
 def test_the_plot_of_the_speed_is_drawn_from_the_results(tmp_path: Path) -> None:
-    """Run ``make plots`` after new results."""
+    """Run ``make pages`` after new results."""
     draw_speed.draw(tmp_path / "speed.png")
     assert imread(tmp_path / "speed.png").shape == imread(draw_speed.PICTURE).shape
     assert min(draw_speed.factors().values()) > 1
@@ -98,7 +98,7 @@ def test_the_check_of_a_site_finds_what_is_wrong(tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.reach
+@pytest.mark.external
 def test_the_site_is_built_without_warnings_and_its_links_lead_somewhere(tmp_path: Path) -> None:
     """``make docs``; a whole build takes half a minute."""
     build = [

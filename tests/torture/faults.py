@@ -11,8 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.external.front import Front
 from tests.faults.confined import Ballast
-from tests.reach.front import Front
 from tests.torture.life import Life
 
 PAUSE_S = (0.2, 1.5)

@@ -1,4 +1,4 @@
-"""Tortures queries with kills and other faults: ``make torture KILLS=1000 SEED=7``.
+"""Tortures queries with kills and other faults: ``make prove WHAT=torture ARGS="1000 --seed 7"``.
 
 A query on two executors has timers, ageing state and two operators. A fault comes at a random
 moment after a checkpoint has completed since the fault before; only such a fault counts. After some
@@ -32,8 +32,8 @@ import fsspec
 
 from pyspark_ckpt import location
 from tests import conftest  # noqa: F401  it sets what lets JVMs start soon
+from tests.external.front import Front
 from tests.faults.confined import MOUNT, NAMESPACE, may_mount
-from tests.reach.front import Front
 from tests.servers.s3 import BUCKET, s3_server
 from tests.torture.faults import FAULTS, Scene, choose
 from tests.torture.figures import Figures, add_run, shown, table_of

@@ -20,7 +20,7 @@ IN_EACH_RUN = sorted({
     if row[-1].startswith("each run of `make test`")
     for name in re.findall(r"`(tests/[\w/]+\.py(?:::\w+)?)", row[1])
 })  # fmt: skip
-LEFT_OUT = re.compile(r"\bmark\.(further|wide|soak|reach)\b")
+LEFT_OUT = re.compile(r"\bmark\.(slow|soak|external)\b")
 NAMED = sorted(set(re.findall(r"`(tests/[\w/]+\.py(?:::\w+)?)", PAGE)))
 
 
@@ -73,5 +73,7 @@ def test_a_line_of_safety_is_where_the_table_says(mutation: mutate.Mutation) -> 
 @pytest.mark.parametrize("row", mutate.results().values(), ids=lambda each: each["line"])
 def test_a_changed_line_was_found_by_the_test_that_is_named(row: dict[str, Any]) -> None:
     (mutation,) = (each for each in mutate.MUTATIONS if each.name == row["line"])
-    assert (row["file"], row["tests"]) == (mutation.file, mutation.test), "run `make mutate`"
+    assert (row["file"], row["tests"]) == (mutation.file, mutation.test), (
+        "run `make prove WHAT=mutate`"
+    )
     assert row["is_found"]

@@ -72,9 +72,7 @@ def test_every_setting_has_a_key_of_the_prefix_and_every_key_a_setting() -> None
 def test_each_given_key_is_kept_with_where_it_came_from() -> None:
     settings = read_settings({INTERVAL: "5min", PAUSE: "1s"}, {PAUSE: "2s"})
     assert settings.given == {INTERVAL: ("5min", "conf"), PAUSE: ("2s", "option")}
-    assert settings == dataclasses.replace(settings, given={}), (
-        "it does not make settings different"
-    )
+    assert settings == dataclasses.replace(settings, given={}), "it does not make pages different"
 
 
 def test_all_keys_are_read() -> None:
@@ -349,7 +347,7 @@ def test_every_field_has_one_setting() -> None:
 
 
 def test_the_page_and_the_annotated_file_say_what_the_list_says() -> None:
-    """Run ``make settings`` after a change of the list."""
+    """Run ``make pages`` after a change of the list."""
     assert write_settings.page(write_settings.PAGE.read_text()) == write_settings.PAGE.read_text()
     assert write_settings.conf() == write_settings.CONF.read_text()
 

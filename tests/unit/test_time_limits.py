@@ -25,7 +25,7 @@ def test_this_test_has_a_limit(request: pytest.FixtureRequest) -> None:
     assert request.config.pluginmanager.hasplugin("timeout"), "install the extra 'dev' again"
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "options", "said"),
     [

@@ -170,7 +170,7 @@ def test_triggered_by_hand_and_listeners_are_notified(job: Job) -> None:
     assert fork.result() == expected_after(job.feed.rows, 40)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_a_step_that_hangs_expires(job: Job) -> None:
     """Scenario 6: a checkpoint is aborted after its timeout; what it does later has no effect."""
     job, heard = job.using(SELDOM).using({TIMEOUT: "6s", TOLERABLE: 1}), Heard()
@@ -197,7 +197,7 @@ def test_a_step_that_hangs_expires(job: Job) -> None:
     assert job.result() == expected(job.feed.rows)
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_spark_jobs_that_hang_are_cancelled(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """Scenario 6: an expired checkpoint's jobs are cancelled; the thread keeps its properties."""
     # A checkpoint of many subtasks has a job if Spark's store writes no changes that can be read.
@@ -304,7 +304,7 @@ def test_the_pause_holds_back_periodic_checkpoints_only(job: Job) -> None:
     assert [row.epoch for row in completed(query)] == [0, 1, 2]
 
 
-@pytest.mark.wide_variants
+@pytest.mark.soak_variants
 @pytest.mark.parametrize(
     ("retention", "after_stop", "after_failure"),
     [
@@ -356,7 +356,7 @@ def test_ids_after_a_crash(job: Job) -> None:
     assert [row.checkpoint_id for row in completed(query)] == [1, 6]
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_processors_are_notified_at_the_next_epoch(job: Job) -> None:
     """They are notified of the newest completed checkpoint, and only of existing ones."""
     notes = job.base / "notes"

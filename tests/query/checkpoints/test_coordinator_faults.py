@@ -245,7 +245,7 @@ def wrong_if(lived: Callable[..., Life], kind: str, retention: str) -> str | Non
     return None
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_an_operation_of_the_coordinator_fails(
     lived: Callable[..., Life], chance: random.Random
 ) -> None:

@@ -70,7 +70,7 @@ def storage_is(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Away]:
     return storage_is
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_an_error_that_passes_is_no_failure(job: Job, storage_is: Callable[..., Away]) -> None:
     """Every operation of the driver fails once: all checkpoints are taken, none is aborted."""
     away = storage_is("write", "read", "list", "exists", "size_bytes", "delete", times=1)
@@ -85,7 +85,7 @@ def test_an_error_that_passes_is_no_failure(job: Job, storage_is: Callable[..., 
     assert job.result() == expected(job.feed.rows)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_the_savepoints_of_earlier_drivers_are_looked_for_again(
     job: Job, storage_is: Callable[..., Away]
 ) -> None:
@@ -113,7 +113,7 @@ def test_storage_that_stays_away_ends_the_query(job: Job, storage_is: Callable[.
     assert completed(query) == []
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["list requests", "delete"])
 def test_requests_and_cleaning_may_not_fail_for_ever(
     job: Job, storage_is: Callable[..., Away], monkeypatch: pytest.MonkeyPatch, what: str
@@ -136,7 +136,7 @@ def fail(error: BaseException) -> Callable[..., Any]:
     return step
 
 
-@pytest.mark.wide_variants
+@pytest.mark.soak_variants
 @pytest.mark.parametrize(
     ("part", "step"),
     [
@@ -221,7 +221,7 @@ def test_checkpoints_of_a_query_that_another_driver_runs_stay_and_a_warning_says
     assert [row.checkpoint_id for row in completed(query)] == [taken.checkpoint_id]
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_a_query_that_another_driver_runs_refuses_no_requests_at_its_end(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -70,7 +70,7 @@ def test_spark_reports_that_nothing_came(spark: SparkSession, feed: Feed, tmp_pa
             query.stop()
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_an_idle_query_is_still_the_one_that_committed_its_epochs(job: Job) -> None:
     """Spark's report that nothing came names no epoch of the query, but its next one."""
     job.feed.add(events_of(0))

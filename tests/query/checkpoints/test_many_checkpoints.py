@@ -55,7 +55,7 @@ class Padded(Count):
         self.padding.update((os.urandom(PADDING_BYTES),))
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("backend", "checkpoints"),
     [
@@ -108,7 +108,7 @@ def busy_and_idle(job: Job) -> DataFrame:
     return reduce(DataFrame.union, results)
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 @pytest.mark.parametrize("backend", ["heap", pytest.param("rocksdb", marks=pytest.mark.soak)])
 def test_idle_operators_keep_no_files_of_others(job: Job, backend: str) -> None:
     """As many files are left with an idle operator as its own and the busy ones' need."""

@@ -26,7 +26,7 @@ def reader(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     return str(request.param)
 
 
-@pytest.mark.wide_variants
+@pytest.mark.soak_variants
 def test_no_checkpoint_savepoint_or_start_is_without_a_subtask(
     job: Job, reader: str, tmp_path: Path
 ) -> None:

@@ -36,8 +36,8 @@ class Alarms(Count):
             self.handle.deleteTimer(10_000_000_000_000)
 
 
-@pytest.mark.further
-@pytest.mark.wide_variants
+@pytest.mark.slow
+@pytest.mark.soak_variants
 @pytest.mark.parametrize("provider", [None, ROCKSDB])
 def test_of_every_epoch_between_two_looks(job: Job, provider: str | None) -> None:
     """Keys, timers and late rows as a model has them, epoch by epoch, also of idle subtasks."""

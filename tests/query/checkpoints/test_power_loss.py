@@ -66,7 +66,7 @@ def lose(location: Path, epochs: int) -> None:
             path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
 
 
-@pytest.mark.wide_variants
+@pytest.mark.soak_variants
 @pytest.mark.parametrize("lost", [1, RUN_AGAIN])
 def test_a_query_continues_from_the_epoch_that_spark_still_has(
     spark: SparkSession, tmp_path: Path, location: Path, lost: int
@@ -84,7 +84,7 @@ def test_a_query_continues_from_the_epoch_that_spark_still_has(
     comparing.check(sink, run_model(again, model).told, counted)
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_a_checkpoint_that_is_newer_than_what_spark_has_restores(
     spark: SparkSession, tmp_path: Path, location: Path
 ) -> None:

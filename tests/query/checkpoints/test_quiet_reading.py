@@ -42,7 +42,7 @@ def log(spark: SparkSession, tmp_path: Path) -> Iterator[Path]:
     appender.stop()
 
 
-@pytest.mark.wide_variants
+@pytest.mark.soak_variants
 @pytest.mark.parametrize("parallelism", [2, FEW_PARTITIONS + 1])
 def test_no_warning_for_a_checkpoint(job: Job, log: Path, parallelism: int) -> None:
     """Read by the driver, and by a Spark job."""

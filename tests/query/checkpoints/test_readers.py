@@ -66,7 +66,7 @@ def counts_until(epoch: int) -> dict[str, int]:
     return dict(Counter(keys))
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 @pytest.mark.parametrize("backend", ["rocksdb", "heap"])
 def test_readers_of_subsumed_checkpoints(job: Job, backend: str) -> None:
     """Some read late, some are killed; each reads exactly the epoch that it opened."""
@@ -116,7 +116,7 @@ def test_readers_of_subsumed_checkpoints(job: Job, backend: str) -> None:
         assert not before & set(directory.list("taskowned")), "nobody needs them any more"
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_readers_that_come_while_checkpoints_go(job: Job) -> None:
     """Each reader that opens a checkpoint reads all of it; one that comes too late is refused."""
     job = job.but(processor=Count, output="k string, n long").using({RETAINED: 1, **OFTEN})

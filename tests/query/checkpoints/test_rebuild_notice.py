@@ -19,7 +19,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [text for text in caplog.messages if ADVICE in text]
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_state_that_is_rebuilt_in_every_epoch(job: Job, caplog: pytest.LogCaptureFixture) -> None:
     """Local copies go between two epochs, as with executors that are given back."""
     job = job.using({INTERVAL: "1h", INLINE: "0b"})

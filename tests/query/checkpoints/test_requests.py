@@ -13,7 +13,7 @@ from tests.query.harness import OFTEN, SAVEPOINT_DIR, Job, completed
 from tests.query.model import events_of, expected, in_order
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_command_line(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
     """A savepoint while the query runs, then a stop with a savepoint; the history shows both."""
     job = job.using({SAVEPOINT_DIR: job.base / "savepoints", **OFTEN})

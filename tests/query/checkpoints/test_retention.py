@@ -49,7 +49,7 @@ def data_files(job: Job) -> set[str]:
     return {p.name for p in [*files_below(shared), *files_below(owned)]}
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("backend", "checkpoints"),
     [
@@ -107,7 +107,7 @@ def test_files_are_deleted_when_nothing_needs_them(
     assert sequences(job.result()) == counted(job.feed.rows)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_local_copies_of_an_ended_query_go_while_another_one_runs(job: Job) -> None:
     """Copies that no task opened for a day are removed; the running query's copies stay."""
     drop_local_copies(job.spark)  # of other tests

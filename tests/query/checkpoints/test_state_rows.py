@@ -57,7 +57,7 @@ def session(spark: SparkSession, store: str) -> Iterator[SparkSession]:
     spark._get_j_spark_session_class(spark._jvm).setActiveSession(spark._jsparkSession)
 
 
-@pytest.mark.wide_variants
+@pytest.mark.soak_variants
 @pytest.mark.parametrize("timed", [False, True])
 def test_the_driver_reads_what_a_job_reads(
     job: Job, session: SparkSession, store: str, timed: bool, monkeypatch: pytest.MonkeyPatch
@@ -112,7 +112,7 @@ def test_the_active_session_stays(job: Job) -> None:
     assert after._jsparkSession.equals(active._jsparkSession)
 
 
-@pytest.mark.wide_variants
+@pytest.mark.soak_variants
 def test_a_checkpoint_has_the_handles_of_its_epoch(
     job: Job, session: SparkSession, store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,7 +145,7 @@ def test_a_subtask_without_rows_has_the_handle_that_it_had(job: Job, spark: Spar
     )
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_spark_is_not_asked_again_for_subtasks_without_rows(
     job: Job, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,7 +31,7 @@ from tests.query.model import events_of, expected
 from tests.query.restoring.numbered_job import Gate
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_stop_beside_a_savepoint_that_hangs_in_the_driver(job: Job) -> None:
     """The savepoint expires wherever it hangs; it publishes nothing when it continues."""
     job = job.using({INTERVAL: "1h", TIMEOUT: "2s", SAVEPOINT_DIR: job.base / "savepoints"})
@@ -86,7 +86,7 @@ class Calling(ckpt.CheckpointListener):
             self.came.set()
 
 
-@pytest.mark.wide_variants
+@pytest.mark.soak_variants
 @pytest.mark.parametrize(
     "call",
     ["stopWithSavepoint", "triggerSavepoint", "triggerCheckpoint", "stop", "awaitTermination"],
@@ -124,7 +124,7 @@ class Hanging(ckpt.CheckpointListener):
         self.gate.wait()
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_a_listener_that_hangs_does_not_hold_up_the_records(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,7 +169,7 @@ def test_a_listener_that_hangs_does_not_hold_up_the_records(
         query.stop()
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_a_listener_that_hangs_holds_up_neither_a_claim_nor_metrics(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -48,8 +48,8 @@ def later(job: Job, savepoint: str, base: Path) -> list[Any]:
     return fork.result()
 
 
-@pytest.mark.further
-@pytest.mark.wide_variants
+@pytest.mark.slow
+@pytest.mark.soak_variants
 def test_functions_that_return_what_they_get_change_nothing(
     checkpoint: tuple[Job, str], tmp_path: Path
 ) -> None:
@@ -62,8 +62,8 @@ def test_functions_that_return_what_they_get_change_nothing(
     )
 
 
-@pytest.mark.further
-@pytest.mark.wide_variants
+@pytest.mark.slow
+@pytest.mark.soak_variants
 def test_one_entry_is_changed_in_each_kind_of_state(
     checkpoint: tuple[Job, str], tmp_path: Path
 ) -> None:
@@ -93,8 +93,8 @@ def test_one_entry_is_changed_in_each_kind_of_state(
     assert min(row[1] for row in rows if row[0] == "k1") == 501
 
 
-@pytest.mark.further
-@pytest.mark.wide_variants
+@pytest.mark.slow
+@pytest.mark.soak_variants
 def test_all_state_of_a_key_gets_another_key(checkpoint: tuple[Job, str], tmp_path: Path) -> None:
     job, path = checkpoint
 
@@ -115,8 +115,8 @@ def test_all_state_of_a_key_gets_another_key(checkpoint: tuple[Job, str], tmp_pa
     assert later(job, edited.path, tmp_path) == expected_after([*swapped, *EVERYTHING[60:]], 60)
 
 
-@pytest.mark.further
-@pytest.mark.wide_variants
+@pytest.mark.slow
+@pytest.mark.soak_variants
 def test_keys_get_another_type(checkpoint: tuple[Job, str], tmp_path: Path) -> None:
     _, path = checkpoint
 
@@ -134,7 +134,7 @@ def test_keys_get_another_type(checkpoint: tuple[Job, str], tmp_path: Path) -> N
         assert view.get(2, 1) is None
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_mistakes_of_functions_are_named(checkpoint: tuple[Job, str], tmp_path: Path) -> None:
     _, path = checkpoint
 
@@ -180,7 +180,7 @@ class Forgets(Keeps):
     ttl = ckpt.StateTtlConfig(20_000, time="event")
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_entries_of_an_idle_subtask_expire_as_without_the_edit(job: Job, tmp_path: Path) -> None:
     """Its entries have no time yet: time to live was switched on while it had no row."""
     job = job.but(feed=timed_feed(tmp_path / "timed"), output="k string, n long", uid="op")

@@ -72,8 +72,8 @@ def later(job: Job, savepoint: str, base: Path) -> list[Any]:
     return fork.result()
 
 
-@pytest.mark.further
-@pytest.mark.wide_variants
+@pytest.mark.slow
+@pytest.mark.soak_variants
 @pytest.mark.parametrize("kind", ["CANONICAL", "NATIVE", "chk"])
 def test_an_edit_without_changes_changes_nothing(
     saved: Saved, tmp_path: Path, spark: SparkSession, kind: str
@@ -103,7 +103,7 @@ def test_what_is_edited_is_pinned(saved: Saved, tmp_path: Path) -> None:
     assert not list(source.parent.glob("_reader-*.json"))
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_one_changed_entry_changes_its_key_only(
     saved: Saved, tmp_path: Path, spark: SparkSession
 ) -> None:
@@ -148,7 +148,7 @@ def test_erased_keys_are_in_no_byte(saved: Saved, tmp_path: Path, spark: SparkSe
     ]
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["erased", "put", "first"])
 def test_a_state_without_entries_is_an_empty_table(
     saved: Saved, tmp_path: Path, spark: SparkSession, way: str, capsys: pytest.CaptureFixture[str]
@@ -280,7 +280,7 @@ class Alarm(StatefulProcessor):
         pass
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_timers_fire_and_entries_expire(spark: SparkSession, tmp_path: Path) -> None:
     job = Job(spark, tmp_path, Feed(tmp_path / "in"), processor=Alarm, time_mode="ProcessingTime")
     timers = spark.sql("select 'a' k, timestamp_millis(1500) fires_at")
@@ -318,7 +318,7 @@ KEYS_OF_ALL_TYPES = (
 )
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_keys_of_every_type_are_found_as_the_query_stores_them(
     spark: SparkSession, tmp_path: Path
 ) -> None:

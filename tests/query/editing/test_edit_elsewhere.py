@@ -70,17 +70,17 @@ def check_edits(job: Job, directory: str, base: Path) -> None:
         assert snapshot.state("op", "count").get("k2") is not None
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_edits_on_s3(s3_job: Job, s3_url: str, tmp_path: Path) -> None:
     check_edits(s3_job, s3_url, tmp_path)
 
 
-@pytest.mark.reach
+@pytest.mark.external
 def test_edits_on_hdfs(job: Job, hdfs_url: str, tmp_path: Path) -> None:
     check_edits(job, hdfs_url, tmp_path)
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_a_first_savepoint_on_s3(s3_job: Job, s3_url: str) -> None:
     history = events_of(0) + events_of(1)
     edit = Tables(history).put(ckpt.edit_state(query=s3_job.df()), s3_job.spark)
@@ -91,7 +91,7 @@ def test_a_first_savepoint_on_s3(s3_job: Job, s3_url: str) -> None:
     assert s3_job.result() == expected_after(EVERYTHING, 40)
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_a_failed_edit_leaves_nothing_on_s3(s3_job: Job, s3_url: str) -> None:
     rows = s3_job.spark.createDataFrame([("a", 1, 1), ("a", 2, 2)], "k string, n long, total long")
     edit = ckpt.edit_state(query=s3_job.df()).put("op", "count", rows)

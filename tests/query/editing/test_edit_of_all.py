@@ -121,7 +121,7 @@ def later(job: Job, savepoint: str, base: Path) -> list[Any]:
     return fork.result()
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_the_input_has_timers_and_expired_entries(saved: Saved) -> None:
     """What the other tests compare is not empty."""
     with ckpt.location(saved.sources["CANONICAL"]).state() as snapshot:
@@ -133,7 +133,7 @@ def test_the_input_has_timers_and_expired_entries(saved: Saved) -> None:
     assert "-6012" in emitted  # the timer of e, which was set before
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("kind", "is_written_anew"),
     [
@@ -162,8 +162,8 @@ def test_without_changes(saved: Saved, tmp_path: Path, kind: str, is_written_ane
     assert later(saved.job, edited.path, tmp_path) == saved.rows
 
 
-@pytest.mark.wide
-@pytest.mark.wide_variants
+@pytest.mark.soak
+@pytest.mark.soak_variants
 @pytest.mark.parametrize("kind", ["NATIVE", pytest.param("CANONICAL", marks=pytest.mark.soak)])
 def test_one_changed_entry(saved: Saved, tmp_path: Path, kind: str) -> None:
     """Only its key differs, in the state and in all later output, of both operators."""

@@ -19,7 +19,7 @@ from tests.query.editing.test_edit import stored
 from tests.query.harness import BACKEND, BACKENDS, OFTEN, Feed, Job, digests, files_below
 from tests.query.session_conf import session_conf
 
-pytestmark = pytest.mark.further
+pytestmark = pytest.mark.slow
 
 OUTPUT = "k string, n long, rules string, seen string, raw string, every string"
 PARALLELISM = 2
@@ -96,7 +96,7 @@ def later(saved: tuple[Job, str], savepoint: str, base: Path) -> list[Row]:
     return rows
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_each_is_replaced_and_nothing_else(saved: tuple[Job, str], tmp_path: Path) -> None:
     job, path = saved
     spark = job.spark
@@ -133,7 +133,7 @@ def test_each_is_replaced_and_nothing_else(saved: tuple[Job, str], tmp_path: Pat
             assert json.loads(row.raw) == [["zero"], ["one", large.decode()]][subtask]
 
 
-@pytest.mark.wide_variants
+@pytest.mark.soak_variants
 def test_changed_by_functions_and_dropped(saved: tuple[Job, str], tmp_path: Path) -> None:
     job, path = saved
 
@@ -162,7 +162,7 @@ def test_changed_by_functions_and_dropped(saved: tuple[Job, str], tmp_path: Path
     assert {row.every for row in rows} == {'["subtask 0"]', '["subtask 1"]'}
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_what_does_not_fit_is_refused(saved: tuple[Job, str], tmp_path: Path) -> None:
     job, path = saved
     frame = job.spark.createDataFrame
@@ -202,7 +202,7 @@ class Leases(StatefulProcessor):
         pass
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_intervals_of_years_and_months(spark: SparkSession, tmp_path: Path) -> None:
     """A DataFrame has intervals, and functions get and return their months."""
     job = Job(

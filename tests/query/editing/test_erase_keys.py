@@ -47,8 +47,8 @@ def job(spark: SparkSession, tmp_path: Path) -> Job:
     return Job(spark, tmp_path, Feed(tmp_path / "in"), options=OFTEN)
 
 
-@pytest.mark.further
-@pytest.mark.wide_variants
+@pytest.mark.slow
+@pytest.mark.soak_variants
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_no_savepoint_has_a_byte_of_the_key(
     job: Job, tmp_path: Path, spark: SparkSession, backend: str
@@ -129,7 +129,7 @@ def others(spark: SparkSession, name: str) -> ckpt.StateEdit:
     )
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_what_others_hold_of_a_key_is_counted(spark: SparkSession, tmp_path: Path) -> None:
     name, savepoints = "ada.lovelace", tmp_path / "sp"
     rows = spark.createDataFrame([(name, 1), ("dora", 2)], "k string, n long")
@@ -154,7 +154,7 @@ def test_what_others_hold_of_a_key_is_counted(spark: SparkSession, tmp_path: Pat
     assert {each.mentions for each in erased.values()} == {7}
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_what_is_too_short_to_be_searched_for_is_said(spark: SparkSession, tmp_path: Path) -> None:
     savepoints = tmp_path / "sp"
     rows = spark.createDataFrame([("bob", 7), ("dora", 70_000)], "k string, id long")
@@ -185,7 +185,7 @@ def test_nothing_is_deleted_beside_incomplete_savepoints_and_checkpoints(
     assert digests(tmp_path) == before
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_an_interrupted_call_is_finished_by_the_next(spark: SparkSession, tmp_path: Path) -> None:
     """Killed before the first disposal, and in the middle of it."""
     savepoints = tmp_path / "sp"
@@ -231,7 +231,7 @@ def test_what_would_erase_nothing_is_refused(spark: SparkSession, tmp_path: Path
     assert b"ada" in bytes_of(tmp_path / "sp")
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_savepoints_in_directories_below_are_erased_where_they_are(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -246,7 +246,7 @@ def test_savepoints_in_directories_below_are_erased_where_they_are(
     assert b"ada.lovelace" not in bytes_of(tmp_path / "sp")
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_savepoints_are_found_whatever_their_names_and_places(
     spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -340,7 +340,7 @@ class Forgetting(Count):
                 state.clear()
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_what_the_processor_has_deleted_is_erased_too(
     job: Job, tmp_path: Path, spark: SparkSession, backend: str
@@ -370,7 +370,7 @@ def same_name(keys: pd.DataFrame) -> pd.DataFrame:
     return number_of(keys).set_axis(["k"], axis=1)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_savepoints_from_before_and_after_a_rekey(spark: SparkSession, tmp_path: Path) -> None:
     savepoints = tmp_path / "sp"
     rows = spark.createDataFrame([("user 70001", 1), ("user 70002", 2)], "k string, n long")

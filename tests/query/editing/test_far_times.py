@@ -52,7 +52,7 @@ def test_far_times_keep_their_bytes_under_other_keys(savepoint: str, tmp_path: P
     assert stored(edited.path) == stored(savepoint)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_far_times_are_shown_as_the_first_or_last_one_and_stay_far(
     spark: SparkSession, savepoint: str, tmp_path: Path
 ) -> None:
@@ -73,7 +73,7 @@ def test_far_times_are_shown_as_the_first_or_last_one_and_stay_far(
     assert fires == [FIRST, 4_000_000_000_000, FOR_EVER]
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_the_data_source_has_far_times(spark: SparkSession, savepoint: str) -> None:
     spark.dataSource.register(ckpt.StateDataSource)
     source = spark.read.format("pyspark_ckpt.state").option("operator", "op")

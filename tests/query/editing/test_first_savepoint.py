@@ -77,7 +77,7 @@ class Tables:
         return [(k, b, *t) for k, tally in self.tally.items() for b, t in tally.items()]
 
 
-@pytest.mark.wide_variants
+@pytest.mark.soak_variants
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_continues_as_if_it_had_seen_the_history(
     spark: SparkSession, tmp_path: Path, backend: str
@@ -114,7 +114,7 @@ def test_sources_continue_at_given_offsets(spark: SparkSession, tmp_path: Path) 
     assert query.lastProgress["batchId"] > 4
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_operator_is_added_without_its_query(spark: SparkSession, tmp_path: Path) -> None:
     history = [*events_of(0)]
     job = Job(spark, tmp_path, Feed(tmp_path / "in"))
@@ -163,7 +163,7 @@ def counted(stream: DataFrame, uid: str) -> DataFrame:
     return ckpt.key_by(stream, "k").transformWithState(Reveal(), OUTPUT, "Append", "None", uid=uid)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_an_operator_that_is_added_beside_one_of_spark_has_an_id_of_its_own(
     spark: SparkSession, beside_spark: tuple[Feed, str], tmp_path: Path
 ) -> None:
@@ -240,7 +240,7 @@ class Needed(Count):
         self.count = handle.getValueState("count", "n long not null")
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_a_null_is_refused_where_the_schema_has_none(spark: SparkSession, tmp_path: Path) -> None:
     rows = spark.createDataFrame([("a", 1), ("b", None)], "k string, n long")
     edit = ckpt.edit_state(spark=spark).add_operator("op", Needed(), "k string")

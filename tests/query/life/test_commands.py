@@ -68,7 +68,7 @@ def program(tmp_path: Path, feed: Feed) -> Path:
     return path
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 @pytest.mark.own_jvm
 def test_plan_shows_what_a_restore_would_do(job: Job, feed: Feed, program: Path) -> None:
     """The query is built by the user's function; nothing is started or written."""
@@ -110,7 +110,7 @@ def test_plan_says_what_is_wrong_with_the_program(
     assert error in printed["error"]["message"]
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 @pytest.mark.own_jvm
 def test_rollback_puts_a_location_back(job: Job, feed: Feed) -> None:
     """The query that starts there next continues from the checkpoint."""

@@ -96,7 +96,7 @@ def shown(
     return Shown(base / "all", savepoint.path, Path(screenshots) if screenshots else None)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_queries_and_savepoints_below_a_directory_are_found(shown: Shown) -> None:
     places = find_places(shown.storage)
     assert sorted(each.path.rpartition("/")[2] for each in places.queries) == ["fork", "main"]
@@ -106,7 +106,7 @@ def test_queries_and_savepoints_below_a_directory_are_found(shown: Shown) -> Non
         assert one.key == shown.place("main").key
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_a_summary_says_what_became_of_a_query(shown: Shown) -> None:
     main, fork = (summary_of(shown.place(name), 2**42) for name in ("main", "fork"))
     assert main.run.state is RunState.STOPPED
@@ -143,7 +143,7 @@ def _metadata(summary: QuerySummary) -> CheckpointMetadata:
     return summary.metadata
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_a_query_is_running_until_it_gives_no_sign_of_life(job: Job) -> None:
     job.feed.add([("a", 1)])
     with job.running() as query:
@@ -284,7 +284,7 @@ def test_a_bundle_says_offline_who_needs_the_files_and_what_is_leaking(
     assert "when the bundle was made" in page.text
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_the_commands_serve_a_directory_and_a_bundle(shown: Shown, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pyspark_ckpt"]
     bundle = tmp_path / "queries.bundle"
@@ -331,7 +331,7 @@ QUESTIONS = {
 }
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_ten_questions_are_answered_in_two_steps_in_a_browser(shown: Shown) -> None:
     console = open_console(shown.storage.url, host="127.0.0.1", port=0)
     try:

@@ -18,7 +18,7 @@ WITHOUT_SPARK = (
 """Their examples are in tests/unit/test_examples.py."""
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_each_example_continues_the_one_of_the_package(spark: SparkSession, tmp_path: Path) -> None:
     """An example may stop the query: the next one finds it started again."""
     names = run_examples(ckpt.__doc__, "pyspark_ckpt", {"spark": spark, "directory": tmp_path})

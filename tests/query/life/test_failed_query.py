@@ -26,7 +26,7 @@ class Failing(Count):
         yield from super().handleInputRows(key, rows, timerValues)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_a_processor_that_raises_is_a_processor_error(job: Job) -> None:
     """It is Spark's exception too; text of the user does not decide its class."""
     job = job.but(processor=Failing, output="k string, n long")
@@ -60,7 +60,7 @@ class Jammed(Alarm):
         yield
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_a_drain_that_fails_raises_in_all_waiting_callers(job: Job) -> None:
     """The program that waits for the query does not end as a success."""
     job = job.but(feed=timed_feed(job.base / "timed"), processor=Jammed)

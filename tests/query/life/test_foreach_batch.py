@@ -92,7 +92,7 @@ def run_in_pyspark(job: Job, sink: Callable[[DataFrame, int], None]) -> None:
         conf.set(PROVIDER, before)
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_actions_from_any_thread_give_what_pyspark_gives(job: Job) -> None:
     """The threads change in each epoch, from the first one on and after a restart."""
     job.feed.add(*map(events_of, range(5)))
@@ -111,7 +111,7 @@ def test_actions_from_any_thread_give_what_pyspark_gives(job: Job) -> None:
     assert all(re.search(r"-[0-6]-[0-9a-f]{16}\.chg$", name) for name in names)
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_a_straggler_fails_by_name_and_writes_nothing(job: Job) -> None:
     """An action on the DataFrame of an epoch that is over, and an RDD action of another thread."""
     job.feed.add(events_of(0), events_of(1))
@@ -145,7 +145,7 @@ def test_a_straggler_fails_by_name_and_writes_nothing(job: Job) -> None:
     assert in_order(got) == expected(job.feed.rows)
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_the_id_of_an_epoch(job: Job) -> None:
     """The id is equal if an epoch is repeated, differs after a rollback, and exists only there."""
     ids: list[ckpt.results.EpochId] = []
@@ -198,11 +198,11 @@ def test_another_sink_chosen_after_foreach_batch(job: Job) -> None:
     assert job.result() == expected(job.feed.rows)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("provider", ["HDFSBacked", "RocksDB"])
 @pytest.mark.parametrize("seen_in", ["plan", "files"])
 @pytest.mark.parametrize("action", ["one subtask each", "take", "nothing"])
-@pytest.mark.wide_variants
+@pytest.mark.soak_variants
 def test_an_epoch_whose_state_is_not_computed_is_not_committed(
     job: Job, action: str, seen_in: str, provider: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -114,7 +114,7 @@ def test_a_scrape_has_what_the_history_has(job: Job) -> None:
         scraped(url)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_queries_of_a_session_share_an_endpoint(job: Job) -> None:
     job = counting(job).using(PROMETHEUS)
     job.feed.add([("a", 1)])

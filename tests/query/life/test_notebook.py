@@ -65,7 +65,7 @@ def test_html_forms_show_their_values_and_escape_them(job: Job) -> None:
     assert all(f">{cell}</td>" in shown["difference"] for cell in row)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_a_history_is_plotted_with_its_phases_sizes_and_failures(job: Job) -> None:
     import matplotlib as mpl
 
@@ -99,7 +99,7 @@ def test_a_history_is_plotted_with_its_phases_sizes_and_failures(job: Job) -> No
     mpl.pyplot.close("all")
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_a_plot_without_its_library_names_the_extra(tmp_path: Path) -> None:
     program = (
         "import sys\n"
@@ -154,7 +154,7 @@ def test_an_interrupt_ends_the_view_and_not_the_query(
     assert ": ended" in out.getvalue()
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_a_view_continues_with_a_query_that_is_restarted_in_place(job: Job) -> None:
     """It has the epochs and savepoints of both runs."""
     job = job.but(processor=Count, output="k string, n long").using(SELDOM)

@@ -199,7 +199,7 @@ def in_another_thread(work: Callable[[], Any]) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=pytest.mark.further if name == "shadow" else ())
+        pytest.param(name, marks=pytest.mark.slow if name == "shadow" else ())
         for name in sorted(FUNCTIONS)
     ],
 )
@@ -219,7 +219,7 @@ def test_a_function_takes_a_session(name: str, world: World) -> None:
 
 
 @pytest.mark.parametrize(
-    "more", [[], pytest.param(["stopped"], marks=[pytest.mark.further, pytest.mark.own_jvm])]
+    "more", [[], pytest.param(["stopped"], marks=[pytest.mark.slow, pytest.mark.own_jvm])]
 )
 def test_without_a_running_session(more: list[str]) -> None:
     """Nobody makes one."""

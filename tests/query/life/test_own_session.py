@@ -102,7 +102,7 @@ def test_conf_in_the_middle_of_a_start(job: Job) -> None:
         two_operators(job).writeStream.format("noop").start()
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_another_thread_sees_nothing(job: Job) -> None:
     """Of starts, a restore at another parallelism, a rollback and a drain."""
     job = job.using({INLINE: "0b", RETAINED: 10})
@@ -127,7 +127,7 @@ def test_another_thread_sees_nothing(job: Job) -> None:
     assert again.result() == expected_after(job.feed.rows, 20)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_a_plain_query_that_starts_meanwhile(job: Job) -> None:
     """It gets the session's parallelism and state store, not the ones of a rollback."""
     job.feed.add(events_of(0))
@@ -157,7 +157,7 @@ def test_a_plain_query_that_starts_meanwhile(job: Job) -> None:
     assert set(bound) == {("3", ROCKSDB)}
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_the_streams_of_the_session(job: Job) -> None:
     """Queries are active, found and awaited there; old and new listeners hear of them."""
     spark, streams = job.spark, job.spark.streams
@@ -237,7 +237,7 @@ class Slow(Reveal):
             pipe.read()
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_a_start_does_not_wait_for_another_ones_initial_state(job: Job) -> None:
     pipe = job.base / "pipe"
     os.mkfifo(pipe)

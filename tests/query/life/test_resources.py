@@ -76,9 +76,9 @@ def run_in_files(job: Job) -> None:
 
 
 @pytest.mark.parametrize(
-    "run", [run_in_function, pytest.param(run_in_files, marks=pytest.mark.further)]
+    "run", [run_in_function, pytest.param(run_in_files, marks=pytest.mark.slow)]
 )
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("starts", [FEW, pytest.param(100, marks=pytest.mark.soak)])
 def test_starts(job: Job, run: Callable[[Job], None], starts: int) -> None:
     """Each start once left a thread and a socket, with which the JVM had called back."""
@@ -91,7 +91,7 @@ def test_starts(job: Job, run: Callable[[Job], None], starts: int) -> None:
     assert taken.grown(before, allowed=starts // 2) == {}
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("epochs", [FEW, pytest.param(1000, marks=pytest.mark.soak)])
 def test_epochs(job: Job, epochs: int) -> None:
     taken = Taken(job)
@@ -106,7 +106,7 @@ def test_epochs(job: Job, epochs: int) -> None:
         assert taken.grown(before, allowed=epochs // 2) == {}
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "epochs", [FEW, pytest.param(1000, marks=[pytest.mark.soak, pytest.mark.timeout(7200)])]
 )

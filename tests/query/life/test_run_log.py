@@ -78,7 +78,7 @@ def test_phases_are_recorded_of_epochs_without_a_checkpoint_too(job: Job) -> Non
     assert all(0 <= each.began_ms <= took[each.epoch] for each in done)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_a_failed_run_leaves_the_reason_and_the_line_of_the_processor(job: Job) -> None:
     job = job.but(processor=Failing, output="k string, n long")
     job.feed.add([("good", 1)])
@@ -135,7 +135,7 @@ def test_a_restored_query_records_that_and_a_new_run_gets_its_own_records(job: J
     assert [type(each) for each in records] == [RunStarted, RunEnded] * 2
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_a_rescaled_run_says_that_its_parallelism_is_that_of_the_location(job: Job) -> None:
     job = job.but(processor=Count, output="k string, n long").using({INTERVAL: "1h"})
     job.feed.add([("a", 1)])

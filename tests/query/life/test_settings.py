@@ -54,7 +54,7 @@ def backend_used(job: Job) -> str:
     return kinds.pop()
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_backend(job: Job) -> None:
     """RocksDB by default; Spark conf chooses another; an option wins over conf, also late."""
     assert backend_used(job) == "rocksdb"
@@ -110,7 +110,7 @@ def test_conf_files(tmp_path: Path) -> None:
         ckpt.read_conf_file(file)
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_directories(job: Job) -> None:
     """With .dir set the files go to <dir>/<query id>, and the query restarts from there."""
     elsewhere, savepoints = job.base / "checkpoints", job.base / "savepoints"

@@ -30,7 +30,7 @@ def job(job: Job) -> Job:
     return job.but(processor=Count, output="k string, n long")
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 @pytest.mark.skipif(VERSION < (4, 2), reason="Spark repartitions state since 4.2")
 def test_a_location_that_spark_has_repartitioned(job: Job) -> None:
     """Neither parallelism starts there; the newest checkpoint restores at the new one."""
@@ -56,7 +56,7 @@ def test_a_location_that_spark_has_repartitioned(job: Job) -> None:
     assert sequences(rows) == counted(job.feed.rows)
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_format_2_of_the_state_store(job: Job) -> None:
     """A restart and a fork read the files whose names have ids."""
     version = "spark.sql.streaming.stateStore.checkpointFormatVersion"

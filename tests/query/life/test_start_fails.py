@@ -19,7 +19,7 @@ from tests.query.life import interrupted_program
 from tests.query.model import events_of, expected_after, in_order
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_a_damaged_note_of_the_restore_is_seen_before_spark_starts(job: Job) -> None:
     """Nothing is written, no query is left; without the note the query continues."""
     job.feed.add(events_of(0))
@@ -60,7 +60,7 @@ def test_a_location_in_which_spark_finds_no_state_is_refused(spark: SparkSession
             check_state_can_be_read(path)
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_a_path_with_a_space_is_refused_and_one_with_other_signs_is_not(job: Job) -> None:
     job.feed.add(events_of(0))
     spaced = job.but(location="my data")
@@ -91,9 +91,9 @@ def test_a_start_that_fails_after_spark_began_stops_the_query(
     assert active(job.spark) == []
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.own_jvm
-@pytest.mark.wide_variants
+@pytest.mark.soak_variants
 @pytest.mark.parametrize("location", ["location", ""])
 def test_a_start_that_is_interrupted_leaves_no_query(tmp_path: Path, location: str) -> None:
     """Spark's start goes on after the interrupt, and nobody would know its query."""

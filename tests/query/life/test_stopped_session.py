@@ -48,7 +48,7 @@ def without_text(story: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in story.items() if name != "text"}
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.own_jvm
 @pytest.mark.timeout(600)
 def test_a_query_ends_with_its_session_and_continues_in_the_next_one(tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_a_query_ends_with_its_session_and_continues_in_the_next_one(tmp_path: P
     check_told(killed["state"])
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.own_jvm
 @pytest.mark.timeout(900)
 def test_a_session_that_ends_in_the_midst_of_something(tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ def run_with_faults(job: Job, marks: Path, backend: str, files: int = 2) -> None
     assert len(list(marks.glob("*-*-0"))) >= 1, "no fault happened"
 
 
-@pytest.mark.wide_variants
+@pytest.mark.soak_variants
 @pytest.mark.parametrize(
     ("processor", "backend"),
     [
@@ -122,7 +122,7 @@ def test_first_attempts_fail_late(job: Job, processor: type[Faulty], backend: st
     assert job.result() == expected(job.feed.rows)
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 @pytest.mark.parametrize("backend", ["rocksdb", pytest.param("heap", marks=pytest.mark.soak)])
 def test_workers_exit_at_random(job: Job, backend: str) -> None:
     """Scenario 17: Python workers that exit inside user code do not change the result."""
@@ -134,7 +134,7 @@ def test_workers_exit_at_random(job: Job, backend: str) -> None:
     assert job.result() == expected(job.feed.rows), f"TEST_SEED={seed}"
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_second_action_of_a_batch_fails(job: Job) -> None:
     """Scenario 15: a task that fails as foreachBatch computes the batch again is retried too."""
     marks, collected = job.base / "marks", []

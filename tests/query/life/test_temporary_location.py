@@ -59,7 +59,7 @@ def await_decision(location: Path) -> None:
         until(lambda: nobody_deletes(location), f"a thread is left: {stacks}")
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("sink", ["foreachBatch", "memory", "console", "noop"])
 def test_a_temporary_one(job: Job, sink: str, caplog: pytest.LogCaptureFixture) -> None:
     """It comes with a warning and ends with the query; the next start gets another one."""
@@ -107,7 +107,7 @@ def test_nothing_is_claimed_for_a_query_whose_location_is_deleted(job: Job) -> N
     assert Path(savepoint.path, "_metadata").exists()
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_it_stays_after_an_error(job: Job) -> None:
     """It stays, as Spark's does, unless Spark's setting says otherwise."""
     job.feed.add(events_of(0))

@@ -101,7 +101,7 @@ def over_a_batch(job: Job, processor: Failing, method: str) -> str:
     return str(raised.value)
 
 
-@pytest.mark.wide_variants
+@pytest.mark.soak_variants
 @pytest.mark.parametrize(
     ("step", "method", "place"),
     [
@@ -124,7 +124,7 @@ def test_what_a_step_raises(job: Job, step: str, method: str, place: str) -> Non
     assert line_of(helper, "fails here") + "return 1 / n  # fails here" in text
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_a_value_that_does_not_fit_its_state(job: Job) -> None:
     text = over_a_batch(job, Failing("value"), "transformWithState")
     assert "StateValueError: operator 'op'" in text
@@ -133,7 +133,7 @@ def test_a_value_that_does_not_fit_its_state(job: Job) -> None:
     assert line_of(Failing.handleInputRows, "fails here") + "self.total.update" in text
 
 
-@pytest.mark.wide_variants
+@pytest.mark.soak_variants
 @pytest.mark.parametrize(
     ("step", "method", "place", "called"),
     [
@@ -155,7 +155,7 @@ def test_a_value_that_does_not_fit_the_output(
     assert line_of(called, "def ") in text
 
 
-@pytest.mark.wide_variants
+@pytest.mark.soak_variants
 @pytest.mark.parametrize("simplified", ["true", "false"])
 def test_in_a_running_query(job: Job, simplified: str) -> None:
     """With and without Spark's simplified traceback, which leaves causes out."""
@@ -175,7 +175,7 @@ def test_in_a_running_query(job: Job, simplified: str) -> None:
         query.triggerSavepoint(str(job.base / "sp"))
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_a_migration_that_raises(job: Job) -> None:
     job = job.but(processor=lambda: Failing(""), output=OUTPUT)
 
@@ -202,7 +202,7 @@ def test_a_migration_that_raises(job: Job) -> None:
     assert line_of(helper, "fails here") in str(raised.value)
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 @pytest.mark.own_jvm
 def test_a_notebook_cell_in_the_log(tmp_path: Path) -> None:
     """The driver's log shows code that has no file; the driver is a separate process."""

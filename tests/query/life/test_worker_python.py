@@ -28,7 +28,7 @@ def workers_python(job: Job) -> Iterator[Path]:
     context.pythonExec = before
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_an_environment_without_the_library(job: Job, workers_python: Path) -> None:
     job.feed.add(events_of(0))
     venv.create(job.base / "bare", symlinks=True)
@@ -48,7 +48,7 @@ def test_no_such_program(job: Job, workers_python: Path) -> None:
         job.run()
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_the_same_environment_by_another_name(job: Job, workers_python: Path) -> None:
     job.feed.add(events_of(0))
     workers_python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
@@ -57,7 +57,7 @@ def test_the_same_environment_by_another_name(job: Job, workers_python: Path) ->
     assert job.result() == expected(job.feed.rows)
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_an_executor_without_the_library_of_the_storage(
     job: Job, workers_python: Path, s3_url: str
 ) -> None:
@@ -87,7 +87,7 @@ def application_conf(job: Job, key: str, value: str) -> Iterator[None]:
         conf._jconf.remove(key)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_wheels_that_spark_ignores_are_named(job: Job, caplog: pytest.LogCaptureFixture) -> None:
     job.feed.add(events_of(0))
     files = "hdfs:///jobs/helpers.py,/tmp/pyspark_ckpt-0.1.0-py3-none-any.whl,/x/lib.zip"

@@ -83,7 +83,7 @@ def copy(saved: Saved, tmp_path: Path) -> Path:
     return shutil.copytree(saved.savepoint, tmp_path / saved.savepoint.name)
 
 
-@pytest.mark.wide_variants
+@pytest.mark.soak_variants
 @pytest.mark.parametrize("damage", [*DAMAGES, "wrong magic"])
 def test_metadata_of_a_savepoint(saved: Saved, copy: Path, tmp_path: Path, damage: str) -> None:
     """Scenario 7: a damaged _metadata refuses the restore, names the file, and touches nothing."""
@@ -97,7 +97,7 @@ def test_metadata_of_a_savepoint(saved: Saved, copy: Path, tmp_path: Path, damag
     assert not fork.location_path.exists()
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_every_part_of_metadata_is_checked(saved: Saved, copy: Path, tmp_path: Path) -> None:
     """No changed byte of _metadata is accepted, whatever it stands for."""
     fork = saved.job.but(base=tmp_path)
@@ -110,7 +110,7 @@ def test_every_part_of_metadata_is_checked(saved: Saved, copy: Path, tmp_path: P
         path.write_bytes(whole)
 
 
-@pytest.mark.wide_variants
+@pytest.mark.soak_variants
 @pytest.mark.parametrize(
     ("directory", "damage"),
     [
@@ -165,8 +165,8 @@ def failure(job: Job) -> str | None:
     return None
 
 
-@pytest.mark.further
-@pytest.mark.wide_variants
+@pytest.mark.slow
+@pytest.mark.soak_variants
 @pytest.mark.parametrize(
     ("directory", "which", "damage"),
     [
@@ -197,7 +197,7 @@ def test_file_under_a_stopped_query(job: Job, directory: str, which: int, damage
     assert job.result() == expected(job.feed.rows)
 
 
-@pytest.mark.wide_variants
+@pytest.mark.soak_variants
 @pytest.mark.parametrize("lost", ["newest checkpoint", "all checkpoints", *in_soak(("directory",))])
 def test_checkpoints_lost_under_a_stopped_query(job: Job, lost: str) -> None:
     """A query never continues committed epochs with an empty state."""
@@ -254,7 +254,7 @@ def test_file_under_a_running_query(job: Job) -> None:
     assert (Path(newest.path) / "_metadata").exists()
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("which", [*in_soak((0,)), -1], ids=["oldest", "newest"])
 def test_metadata_of_a_retained_checkpoint(job: Job, which: int) -> None:
     """Scenario 10: one damaged checkpoint does not hide whole ones and does not stop new ones."""

@@ -58,7 +58,7 @@ def run_in_vain(job: Job) -> None:
     until(are_over, "tasks of the failed query still run")
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_another_number_after_a_crash_in_epoch_0(job: Job) -> None:
     """Offsets without a commit fix the parallelism; with the old number, nothing is lost.
 

@@ -18,7 +18,7 @@ from tests.query.harness import BACKEND, INLINE, Feed, Job, digests
 from tests.query.session_conf import session_conf
 from tests.query.stored import metadata_of
 
-pytestmark = pytest.mark.further
+pytestmark = pytest.mark.slow
 
 KEYS = [f"k{i}" for i in range(12)]
 RULES = [["a", 1], ["b", 2]]

@@ -118,7 +118,7 @@ def test_a_location_is_all_that_commands_need(job: Job, capsys: pytest.CaptureFi
     assert "mounted" in gone.unreadable[0]
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_a_rollback_leaves_a_directory_inside_of_the_location(job: Job) -> None:
     """It is undone, and the location is moved with all that is in it."""
     job = with_files(job)
@@ -141,7 +141,7 @@ def test_a_rollback_leaves_a_directory_inside_of_the_location(job: Job) -> None:
     assert len(ckpt.location(str(job.base / "moved")).history()) >= 2
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("directory", [".", "pyspark_ckpt/b"])
 def test_a_rollback_of_a_location_with_any_directory_in_it(job: Job, directory: str) -> None:
     job = with_files(job)
@@ -157,7 +157,7 @@ def test_a_rollback_of_a_location_with_any_directory_in_it(job: Job, directory: 
     run_exactly(job)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_a_directory_that_is_gone_is_not_begun_anew(job: Job) -> None:
     """It is put back, or found at another place, or lost for good."""
     a, b = job.base / "a", job.base / "b"
@@ -209,7 +209,7 @@ def forget_place(job: Job) -> None:
     shutil.rmtree(job.location_path / "_checkpoints", ignore_errors=True)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_a_location_without_its_record(job: Job) -> None:
     """What is there says where the checkpoints are, also if they were half moved."""
     job = with_files(job)
@@ -239,7 +239,7 @@ def test_a_location_without_its_record(job: Job) -> None:
     run_exactly(at(job, a))
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_a_copy_of_a_location_is_refused_with_any_directory(job: Job) -> None:
     """With the original's, with none and with another; a fork does what the error says."""
     a = job.base / "a"
@@ -259,7 +259,7 @@ def test_a_copy_of_a_location_is_refused_with_any_directory(job: Job) -> None:
     assert in_order([*before, *fork.result()]) == expected(job.feed.rows)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_a_start_that_spark_refuses_binds_the_location_to_no_directory(job: Job) -> None:
     job = with_files(job)
     for directory in ("a", "b"):

@@ -262,11 +262,11 @@ def variants() -> list[Any]:
     for sink, name, damage in product(("file sink", "foreachBatch"), FILES, DAMAGES):
         if (sink, name) == ("foreachBatch", "sink"):
             continue
-        marks = [pytest.mark.wide]
+        marks = [pytest.mark.soak]
         if (name, damage) in DEFAULT and sink == "file sink":
             marks = []
         elif (name, damage) in (FURTHER if sink == "file sink" else DEFAULT):
-            marks = [pytest.mark.further]
+            marks = [pytest.mark.slow]
         found.append(pytest.param(sink, name, damage, marks=marks))
     return found
 
@@ -330,7 +330,7 @@ def test_file(stopped: Callable[[str], Stopped], sink: str, name: str, damage: s
 
 @pytest.mark.parametrize("sink", ["file sink", "foreachBatch"])
 @pytest.mark.parametrize("directory", DIRECTORIES)
-@pytest.mark.wide
+@pytest.mark.soak
 def test_directory(stopped: Callable[[str], Stopped], directory: str, sink: str) -> None:
     of = stopped(sink)
     job = of.again()
@@ -344,7 +344,7 @@ def test_directory(stopped: Callable[[str], Stopped], directory: str, sink: str)
     assert job.result() == of.expected()
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_an_earlier_checkpoint_is_named_if_the_newest_is_damaged_too(
     stopped: Callable[[str], Stopped],
 ) -> None:
@@ -366,7 +366,7 @@ def test_an_earlier_checkpoint_is_named_if_the_newest_is_damaged_too(
     assert again.result() == of.expected(epoch + 1)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_without_a_checkpoint_the_error_says_that_there_is_none(
     stopped: Callable[[str], Stopped],
 ) -> None:
@@ -384,7 +384,7 @@ def test_without_a_checkpoint_the_error_says_that_there_is_none(
     assert job.result() == of.expected()
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_the_id_is_lost_and_the_checkpoints_are_elsewhere(job: Job) -> None:
     """They lie in a directory with the query's id, which says that it belongs to the location."""
     job = job.using({INLINE: "0b", CHECKPOINT_DIR: job.base / "outside"})
@@ -405,7 +405,7 @@ def without_repeats(job: Job) -> DataFrame:
     return job.process(ckpt.key_by(rows, *job.keys))
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_state_of_an_operator_of_spark(job: Job) -> None:
     """Spark finds it in the epoch, when the query has started."""
     job = job.but(plan=without_repeats).using({INLINE: "0b"})

@@ -42,7 +42,7 @@ def job(job: Job) -> Job:
     return job.but(processor=Numbered, output=NUMBERED).using({INLINE: "0b", INTERVAL: "1h"})
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_a_restart_that_fails_half_way(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """The query stops, its location is swapped, the start fails: it runs as before."""
     with session_conf(job.spark, {PARTITIONS: "2"}):
@@ -70,7 +70,7 @@ def test_a_restart_that_fails_half_way(job: Job, monkeypatch: pytest.MonkeyPatch
         query.stop()
 
 
-@pytest.mark.parametrize("another_came", [False, pytest.param(True, marks=pytest.mark.further)])
+@pytest.mark.parametrize("another_came", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_restart_that_fails_behind_its_claim(
     job: Job, monkeypatch: pytest.MonkeyPatch, *, another_came: bool
 ) -> None:
@@ -110,7 +110,7 @@ def test_a_restart_that_fails_behind_its_claim(
         assert query.exception() is None
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("failures", [1, 2])
 def test_a_restart_survives_that_its_checkpoint_fails(
     job: Job, monkeypatch: pytest.MonkeyPatch, failures: int
@@ -147,7 +147,7 @@ def test_a_restart_survives_that_its_checkpoint_fails(
         assert query.exception() is None
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_a_restart_that_leaves_the_query_stopped_is_a_failure_of_the_query(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,7 +178,7 @@ def test_a_restart_that_leaves_the_query_stopped_is_a_failure_of_the_query(
         again.stop()
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("why", ["somebody stops it", "its run has failed"])
 def test_a_restart_that_leaves_the_query_stopped_refuses_requests_and_lets_it_be_saved(
     job: Job, monkeypatch: pytest.MonkeyPatch, why: str
@@ -211,7 +211,7 @@ def test_a_restart_that_leaves_the_query_stopped_refuses_requests_and_lets_it_be
         assert query.stopWithSavepoint(str(job.base / "savepoints")).epoch == 0
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("errors", [[KeyboardInterrupt()], [OSError("no"), KeyboardInterrupt()]])
 def test_a_restart_that_the_user_interrupts(
     job: Job, monkeypatch: pytest.MonkeyPatch, errors: list[BaseException]
@@ -300,7 +300,7 @@ def test_a_query_that_could_not_be_stopped_for_a_restart_runs_on_and_saves(
         assert query.stopWithSavepoint(str(job.base / "savepoints")).epoch == 0
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_a_rescale_at_an_epoch_that_ran_again_after_a_power_loss(job: Job) -> None:
     """Its state is that of the epoch with more rows, not that of the epoch that was lost."""
     with session_conf(job.spark, {PARTITIONS: "2"}):
@@ -336,7 +336,7 @@ def _lose_epoch(job: Job, epoch: int) -> None:
         path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_a_location_that_is_half_swapped_starts(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """A driver that ends within the swap leaves a location that the next start finishes."""
     with session_conf(job.spark, {PARTITIONS: "2"}):
@@ -364,7 +364,7 @@ def test_a_location_that_is_half_swapped_starts(job: Job, monkeypatch: pytest.Mo
         again.stop()
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_a_driver_that_starts_meanwhile_keeps_its_location(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -393,7 +393,7 @@ def test_a_driver_that_starts_meanwhile_keeps_its_location(
         others[0].stop()
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_a_second_start_that_spark_refuses_leaves_the_query_as_it_is(job: Job) -> None:
     """The name is taken. The query is not fenced: it takes checkpoints and is rescaled."""
     with session_conf(job.spark, {PARTITIONS: "2"}):

@@ -41,7 +41,7 @@ def test_there_is_golden_data() -> None:
     }
 
 
-@pytest.mark.wide_variants
+@pytest.mark.soak_variants
 @each_archive()
 def test_an_archive_is_continued(spark: SparkSession, tmp_path: Path, archive: Path) -> None:
     """Scenario 42: a location of another version of PySpark continues with this one."""
@@ -52,7 +52,7 @@ def test_an_archive_is_continued(spark: SparkSession, tmp_path: Path, archive: P
     comparing.check(sink, expected["told_by_2"], expected["counted"])
 
 
-@pytest.mark.wide_variants
+@pytest.mark.soak_variants
 @pytest.mark.parametrize(
     "kind", ["checkpoint", *(pytest.param(k, marks=pytest.mark.soak) for k in KINDS[:2])]
 )
@@ -72,7 +72,7 @@ def test_an_archive_is_restored(
     assert digests(golden) == before
 
 
-@pytest.mark.wide_variants
+@pytest.mark.soak_variants
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("made_by", BACKENDS)

@@ -40,7 +40,7 @@ def copied(job: Job, location: str, out: str) -> Job:
     return job.but(location=location, out=out)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_a_copied_location_takes_nothing_from_the_original(job: Job) -> None:
     """The copy is refused, even before the original continues; the advice works."""
     job = elsewhere(job)
@@ -88,7 +88,7 @@ def test_a_copy_does_not_end_the_run_of_its_original(job: Job) -> None:
     assert len(copy.result()) == len([*events_of(1), *events_of(2)])
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_copies_of_a_location_without_an_identity(job: Job) -> None:
     """A user has deleted it, and the owner's record: the copy that starts first is the owner."""
     job = elsewhere(job)
@@ -104,7 +104,7 @@ def test_copies_of_a_location_without_an_identity(job: Job) -> None:
     assert job.result() == expected(job.feed.rows)
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_a_location_that_is_put_back_does_not_discard_what_came_after(job: Job) -> None:
     """Its checkpoints are of later epochs: refused, and both ways that the message names work."""
     job = elsewhere(job).using({RETAINED: 1})
@@ -130,7 +130,7 @@ def test_a_location_that_is_put_back_does_not_discard_what_came_after(job: Job) 
         assert in_order([*before, *way.result()]) == expected(job.feed.rows)
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_a_rollback_gives_the_location_another_directory_and_back(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,7 +185,7 @@ def test_a_rollback_gives_the_location_another_directory_and_back(
     assert job.result() == expected(job.feed.rows)
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_a_start_that_spark_refuses_leaves_the_location_fresh(job: Job) -> None:
     """The query has an id by then; a restore into the location takes another, and its directory."""
     job = elsewhere(job)

@@ -125,7 +125,7 @@ def edited(path: str, directory: Path) -> str:
     return ckpt.edit_state(renamed.path).save(str(directory / "again")).path
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_a_fork(job: Job) -> None:
     """Of a checkpoint in the location, and of savepoints elsewhere, also edited ones."""
     with job.running() as query:
@@ -163,7 +163,7 @@ def test_a_fork(job: Job) -> None:
         job.but(location="last", out="out-last").run(moved)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_a_fork_after_a_rollback(job: Job) -> None:
     """What the void epochs have read counts, and what was read after the rollback."""
     names = epochs_of(job, 4)
@@ -205,7 +205,7 @@ def test_a_file_that_was_written_again(job: Job) -> None:
         ckpt.location(str(job.location_path)).rollback(to)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["delete", "archive"])
 def test_a_source_that_cleans_up(job: Job, how: str) -> None:
     """``cleanSource`` deletes or moves a file as soon as the next epoch begins."""
@@ -243,7 +243,7 @@ COMPACTED = {
 }
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_a_log_that_is_compacted(job: Job, caplog: pytest.LogCaptureFixture) -> None:
     """Spark has deleted the entries of the void epochs; the compaction has them."""
     with session_conf(job.spark, COMPACTED):
@@ -334,7 +334,7 @@ def test_a_directory_that_cannot_be_listed(job: Job) -> None:
     ckpt.location(str(job.location_path)).rollback(names[0], allow_missing_input=True)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_an_unfinished_epoch_of_spark(job: Job) -> None:
     """An import may leave it out; its input would be read again."""
     location = job.base / "native"
@@ -371,7 +371,7 @@ def command(*arguments: object) -> tuple[int, dict[str, Any]]:
     return done.returncode, json.loads(done.stdout)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.own_jvm
 def test_the_commands(job: Job) -> None:
     names = epochs_of(job, 3)

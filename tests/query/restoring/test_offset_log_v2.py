@@ -77,8 +77,8 @@ def version_of(job: Job) -> str:
     return (job.location_path / "offsets" / str(newest)).read_text().split("\n")[0]
 
 
-@pytest.mark.further
-@pytest.mark.wide_variants
+@pytest.mark.slow
+@pytest.mark.soak_variants
 @pytest.mark.parametrize("conf", [V2, NAMED], ids=["numbered", "named"])
 def test_a_query_is_restarted_forked_and_drained(feeds: TwoFeeds, conf: dict[str, str]) -> None:
     """Sources with names may change their order in a fork."""
@@ -110,7 +110,7 @@ def test_a_query_is_restarted_forked_and_drained(feeds: TwoFeeds, conf: dict[str
         check(feeds, again, len(feeds.rows) - len(events_of(3)) - len(events_of(53)))
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("conf", [V2, NAMED], ids=["numbered", "named"])
 def test_a_rollback_keeps_the_offsets_of_all_sources(feeds: TwoFeeds, conf: dict[str, str]) -> None:
     job = feeds.base.using({RETAINED: 5})
@@ -128,7 +128,7 @@ def test_a_rollback_keeps_the_offsets_of_all_sources(feeds: TwoFeeds, conf: dict
     check(feeds, again, before)
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_sources_get_names_by_a_restore_and_keep_them(feeds: TwoFeeds) -> None:
     job = feeds.base
     feeds.add(0)
@@ -148,7 +148,7 @@ def test_sources_get_names_by_a_restore_and_keep_them(feeds: TwoFeeds) -> None:
     assert not refusing.location_path.exists()
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_a_source_that_is_read_twice_has_one_offset(feeds: TwoFeeds) -> None:
     """Spark keeps the offset of such a source under the number of its last place."""
 

@@ -101,7 +101,7 @@ def test_of_two_claims_at_once_one_counts(job: Job, monkeypatch: pytest.MonkeyPa
     assert [each.name for each in path.iterdir()] == [writer_path(1)]
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_a_restored_query_does_not_start_into_the_path_of_another(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,7 +122,7 @@ def test_a_restored_query_does_not_start_into_the_path_of_another(
     assert fork.result() == rows(OLD_EPOCHS + 1, OLD_EPOCHS + 3)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_a_later_start_with_another_path(job: Job) -> None:
     """A new path is filled as at the restore; its earlier one continues after the others' epochs.
 
@@ -147,7 +147,7 @@ def test_a_later_start_with_another_path(job: Job) -> None:
     assert fork.result() == [*rows(OLD_EPOCHS + 1, OLD_EPOCHS + 2), *later]
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_a_query_that_is_rolled_back_keeps_its_path(job: Job) -> None:
     """Its log ends with the epoch of the checkpoint, and has the claim of the id before."""
     with session_conf(job.spark, {COMPACT_INTERVAL: "3"}):
@@ -182,7 +182,7 @@ def call_epochs(job: Job, number: int) -> list[tuple[str, int]]:
     return called.rows
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_epochs_that_went_to_another_sink(job: Job) -> None:
     """Spark reads the path, before and after its compactions, which are at epochs 2, 5, 8 and 11.
 
@@ -197,7 +197,7 @@ def test_epochs_that_went_to_another_sink(job: Job) -> None:
     assert job.result() == [*rows(5, 5), *rows(11, 13)]
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_a_log_continues_with_another_interval(job: Job) -> None:
     """Spark looks for compactions where the interval says, and there were none with the longer."""
     run_epochs(job, 6)
@@ -213,7 +213,7 @@ def newest_of(job: Job) -> str:
     return max(found, key=lambda name: int(name.removeprefix("chk-")))
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_an_undone_rollback_leaves_both_paths_to_their_epochs(job: Job) -> None:
     """The path that was written in between has void epochs, so the sink would leave out the next.
 
@@ -282,7 +282,7 @@ def test_a_path_that_spark_has_written_without_this_library(job: Job) -> None:
     assert job.result() == rows(1, 3)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_a_path_that_could_not_be_seen_stays_that_of_its_query(job: Job) -> None:
     """It has no claim, and the location no note: the newest epoch shows whose path it is."""
     run_epochs(job, 2)
@@ -294,7 +294,7 @@ def test_a_path_that_could_not_be_seen_stays_that_of_its_query(job: Job) -> None
         job.but(location="other").run()
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_an_entry_that_is_gone_is_not_filled(job: Job) -> None:
     """An empty entry in its place would leave out the epoch's rows; a new path is the way out."""
     run_epochs(job, 3)
@@ -309,7 +309,7 @@ def test_an_entry_that_is_gone_is_not_filled(job: Job) -> None:
     assert job.result() == [*rows(1, 3), *rows(5, 5)]
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_tables_have_one_writer_too(job: Job) -> None:
     """A table that does not exist is made as Spark does it, and read by its name."""
 

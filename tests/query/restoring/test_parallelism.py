@@ -48,7 +48,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [each.getMessage() for each in caplog.records if "parallelism" in each.getMessage()]
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_parallelism_is_not_set(job: Job, caplog: pytest.LogCaptureFixture) -> None:
     """It comes from the cores, and one log line says so; plain queries keep Spark's default."""
     job.feed.add(events_of(0))
@@ -90,7 +90,7 @@ def test_a_key_of_its_own(job: Job, caplog: pytest.LogCaptureFixture) -> None:
             job.df()
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_far_too_many(job: Job, caplog: pytest.LogCaptureFixture) -> None:
     many = 4 * CORES + 1
     job.feed.add(events_of(0))
@@ -103,7 +103,7 @@ def test_far_too_many(job: Job, caplog: pytest.LogCaptureFixture) -> None:
     assert str(many) in line
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_a_session_that_stores_state_as_avro(job: Job) -> None:
     """Users of transformWithState have it: start, restart, restore, checkpoints, rollback."""
     job.feed.add(events_of(0))

@@ -103,7 +103,7 @@ def test_write_stream_takes_only_a_program(job: Job) -> None:
         ckpt.write_stream(job.stream).start("out", "parquet", checkpointLocation="loc")
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.filterwarnings("error")
 def test_a_running_query_is_left_alone(job: Job) -> None:
     """Whoever gives it a program that builds nothing: ``restartWith``, ``shadow``, its own."""

@@ -40,7 +40,7 @@ from tests.query.restoring.numbered_job import (
 from tests.query.session_conf import session_conf
 from tests.recovery.processes import kill_all
 
-pytestmark = pytest.mark.further
+pytestmark = pytest.mark.slow
 
 IGNORED = ["output.what"]
 RETAINED = "spark.sql.streaming.minBatchesToRetain"
@@ -153,7 +153,7 @@ def test_the_candidate_takes_over(job: Job, kind: str) -> None:
         old.stop()
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_a_candidate_that_differs_in_the_epoch_in_progress_is_refused(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -205,7 +205,7 @@ class Widened(Mended):
             yield Row(**row.asDict(), double=2 * row.n)
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_what_cannot_be_compared_is_not_proven(job: Job) -> None:
     """A column and a state of the candidate only: it takes over once they are named."""
     uid = job.uid

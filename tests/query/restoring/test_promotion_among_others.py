@@ -29,7 +29,7 @@ from tests.query.restoring.numbered_job import (
 from tests.query.session_conf import session_conf
 
 IGNORED = ["output.what"]
-pytestmark = pytest.mark.wide
+pytestmark = pytest.mark.soak
 
 
 class Third(Numbered):

@@ -106,7 +106,7 @@ def run_at(job: Job, parallelism: int, restore: str | None = None, kind: str = "
             return query.triggerSavepoint(str(job.base / "savepoints"), kind).path
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 @pytest.mark.everywhere
 def test_up_down_and_another_number_of_key_groups(job: Job) -> None:
     """Scenario 36: 3 subtasks, 5 on the other backend, 2 with 77 key groups; then more input.
@@ -145,7 +145,7 @@ def no_entries_move(*_: Any) -> Any:
     raise AssertionError("entries were moved one by one")
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_key_groups_are_taken_over_without_a_shuffle(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -193,7 +193,7 @@ def test_key_groups_are_taken_over_without_a_shuffle(
     assert in_order(emitted) == reference.result()
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_refused_and_cut_off(job: Job) -> None:
     """Scenarios 38 and 39: refused before any task runs; a failed move starts again, with 4."""
     job.feed.add(file_of(0))

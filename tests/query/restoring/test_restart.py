@@ -23,8 +23,8 @@ from tests.query.harness import (
 from tests.query.model import OUTPUT, counted, events_of, expected, in_order, sequences
 
 
-@pytest.mark.further
-@pytest.mark.wide_variants
+@pytest.mark.slow
+@pytest.mark.soak_variants
 @pytest.mark.everywhere
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_stopped_between_epochs(job: Job, backend: str) -> None:
@@ -39,8 +39,8 @@ def test_stopped_between_epochs(job: Job, backend: str) -> None:
     assert sequences(job.result()) == counted(job.feed.rows)
 
 
-@pytest.mark.further
-@pytest.mark.wide_variants
+@pytest.mark.slow
+@pytest.mark.soak_variants
 @pytest.mark.parametrize("interval", ["100ms", "1h"])
 def test_stopped_in_the_middle(job: Job, interval: str) -> None:
     """A stop at any point of an epoch, with or without recent checkpoints, loses nothing."""
@@ -53,7 +53,7 @@ def test_stopped_in_the_middle(job: Job, interval: str) -> None:
     assert job.result() == expected(job.feed.rows)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.skipif(pyspark.__version__ < "4.1", reason="Spark's class has another name in 4.0")
 def test_the_offsets_of_the_first_epoch_were_interrupted(job: Job) -> None:
     """A driver ended while it wrote them: Spark 4.3 alone refuses to begin next to what is left."""
@@ -74,7 +74,7 @@ def test_the_offsets_of_the_first_epoch_were_interrupted(job: Job) -> None:
     assert not left & {file.name for file in offsets.iterdir()}
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_a_strangers_file_beside_no_offsets_is_kept(job: Job) -> None:
     job.start().stop()
     strange = job.location_path / "offsets" / ".0.tmp"
@@ -83,7 +83,7 @@ def test_a_strangers_file_beside_no_offsets_is_kept(job: Job) -> None:
     assert strange.exists()
 
 
-@pytest.mark.wide_variants
+@pytest.mark.soak_variants
 @pytest.mark.parametrize(
     ("backend", "local_copy"),
     [
@@ -119,7 +119,7 @@ def test_epoch_that_failed_in_the_sink_runs_again(job: Job, backend: str, local_
     assert in_order(collected) == expected(job.feed.rows)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.everywhere
 def test_local_copies_lost_between_runs(job: Job) -> None:
     """The checkpoint location alone has everything that a restart needs."""
@@ -130,7 +130,7 @@ def test_local_copies_lost_between_runs(job: Job) -> None:
     assert job.result() == expected(job.feed.rows)
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 @pytest.mark.everywhere
 def test_foreach_batch_with_two_actions(job: Job) -> None:
     """Scenario 15: two actions on one batch apply the batch to the state once."""

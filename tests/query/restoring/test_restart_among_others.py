@@ -86,7 +86,7 @@ class GatedBatch:
         """Do what the test wants."""
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("asks", ["command line", "Spark"])
 def test_a_query_that_is_stopped_while_its_restart_is_prepared_stays_stopped(
     job: Job, gate: Gate, capsys: pytest.CaptureFixture[str], asks: str
@@ -156,7 +156,7 @@ def test_two_stops_at_once_run_no_epoch_behind_the_savepoint(
     assert set(sink.epochs) == {0, 1}
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_a_stop_in_a_batch_that_a_restart_waits_for(job: Job, gate: Gate) -> None:
     """It does not wait for the restart, which does not start the query again."""
 
@@ -179,7 +179,7 @@ def test_a_stop_in_a_batch_that_a_restart_waits_for(job: Job, gate: Gate) -> Non
         assert query.exception() is None
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("call", ["rescale", "stopWithSavepoint"])
 def test_a_batch_that_would_wait_for_itself_is_told(job: Job, gate: Gate, call: str) -> None:
     told: list[Exception] = []
@@ -204,7 +204,7 @@ def test_a_batch_that_would_wait_for_itself_is_told(job: Job, gate: Gate, call: 
     assert f"{call}" in str(told[0])
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_two_interrupts_and_a_stop(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second one leaves a thread that starts the query as it was: the stop outlasts it."""
     again = Gate()
@@ -249,7 +249,7 @@ def test_two_interrupts_and_a_stop(job: Job, monkeypatch: pytest.MonkeyPatch) ->
         assert not query.isActive
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
 def test_a_new_run_that_is_stopped_as_soon_as_it_began_is_a_failure_of_the_query(
     job: Job, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
@@ -279,7 +279,7 @@ def test_a_new_run_that_is_stopped_as_soon_as_it_began_is_a_failure_of_the_query
         assert query.exception() is not None
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_a_savepoint_that_is_asked_for_while_the_last_epoch_runs_is_completed_first(
     job: Job, gate: Gate, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -323,7 +323,7 @@ def test_a_savepoint_that_is_asked_for_while_the_last_epoch_runs_is_completed_fi
         query.stop()
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_a_checkpoint_listener_may_ask_the_query_that_is_restarted(job: Job) -> None:
     """The restart takes a checkpoint, and does not wait for the listener, which waits for it."""
     saved: list[int] = []
@@ -343,7 +343,7 @@ def test_a_checkpoint_listener_may_ask_the_query_that_is_restarted(job: Job) -> 
     check_numbered(job, 1)
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_a_streaming_listener_may_add_a_listener_when_the_query_starts_again(job: Job) -> None:
     added = threading.Event()
 
@@ -372,7 +372,7 @@ def test_a_streaming_listener_may_add_a_listener_when_the_query_starts_again(job
         query.stop()
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_a_rule_does_not_override_who_was_first(
     job: Job, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -400,7 +400,7 @@ def test_a_rule_does_not_override_who_was_first(
         query.stop()
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_a_checkpoint_that_is_asked_for_just_before_a_restart_is_of_the_next_run(
     job: Job, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -431,7 +431,7 @@ def test_a_checkpoint_that_is_asked_for_just_before_a_restart_is_of_the_next_run
         query.stop()
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_a_capture_that_is_asked_for_during_a_restart_is_of_the_next_run(
     job: Job, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -459,7 +459,7 @@ def test_a_capture_that_is_asked_for_during_a_restart_is_of_the_next_run(
         query.stop()
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_two_captures_at_once(job: Job, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
     real = observed_module.change_conf
 

@@ -52,7 +52,7 @@ def job(job: Job) -> Job:
     return job.but(processor=Numbered, output=NUMBERED).using({INLINE: "0b", INTERVAL: "1h"})
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_a_live_state_continues_with_the_query(job: Job) -> None:
     """It is read before, during and after restarts, also by a sink, until the query ends."""
     in_sink: list[tuple[int, int]] = []
@@ -130,7 +130,7 @@ def test_a_run_keeps_the_files_of_a_savepoint_that_the_run_before_it_copies(
         query.stop()
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_a_sink_that_reads_state_does_not_hold_up_a_restart(job: Job) -> None:
     """The first epoch of the new run, for which the restart waits, reads the state."""
     in_sink: list[tuple[int, int]] = []
@@ -169,7 +169,7 @@ def test_a_sink_that_reads_state_does_not_hold_up_a_restart(job: Job) -> None:
         query.stop()
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_a_live_state_that_the_new_program_lacks(job: Job) -> None:
     epoch_of(job)
     query = writer_of(job).start()
@@ -182,8 +182,8 @@ def test_a_live_state_that_the_new_program_lacks(job: Job) -> None:
     query.stop()
 
 
-@pytest.mark.further
-@pytest.mark.wide_variants
+@pytest.mark.slow
+@pytest.mark.soak_variants
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_up_and_down(job: Job, backend: str) -> None:
     """Databases are divided on the way up; the query's object, id and epochs continue."""
@@ -223,7 +223,7 @@ def test_up_and_down(job: Job, backend: str) -> None:
         assert not [p.name for p in job.location_path.iterdir() if "restart" in p.name]
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_up_and_down_while_the_query_is_idle(job: Job) -> None:
     """The newest checkpoint is of the same epoch, and of the subtasks before the last restart."""
     with session_conf(job.spark, {PARTITIONS: "2"}):
@@ -251,7 +251,7 @@ class Waiting(Numbered):
         yield from super().handleInputRows(key, rows, timerValues)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_an_epoch_that_the_stop_has_interrupted_gets_its_checkpoint(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -325,7 +325,7 @@ def test_restart_with_another_program(job: Job) -> None:
             query.restartWith(job.df())
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_a_restart_keeps_the_settings_of_the_start(job: Job) -> None:
     """The session's conf may be for another query by then, with another directory."""
     first, second = job.base / "first", job.base / "second"
@@ -361,7 +361,7 @@ def reading(job: Job, *feeds: Feed) -> DataFrame:
     return job.process(ckpt.key_by(first, *job.keys))
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_sources_that_are_read_at_other_places_are_refused(job: Job) -> None:
     """Spark keeps offsets by places, so one source would continue at the offset of another."""
     left, right = job.feed, Feed(job.base / "right")
@@ -404,7 +404,7 @@ class Widened(Hundreds):
     schema = "n decimal(12, 0)"
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_what_a_restore_was_allowed_is_not_for_later_restarts(job: Job) -> None:
     """Its migrations are done, and an operator is left out by nobody's leave."""
     epoch_of(job)
@@ -432,7 +432,7 @@ def test_what_a_restore_was_allowed_is_not_for_later_restarts(job: Job) -> None:
     assert sorted({n for _, n, _ in fork.result()}) == [200, 300]
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_a_batch_may_ask_the_query_while_it_is_stopped_or_restarted(job: Job) -> None:
     """A stop waits for the batch, so the batch must not wait for the stop."""
     queries: list[ckpt.CheckpointedQuery] = []
@@ -471,7 +471,7 @@ def test_a_batch_may_ask_the_query_while_it_is_stopped_or_restarted(job: Job) ->
         assert asked[0] == 0
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_by_rule(job: Job) -> None:
     """Epochs above the limit double the subtasks, up to the most; the history says why."""
     job = job.using({

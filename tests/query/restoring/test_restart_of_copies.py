@@ -60,7 +60,7 @@ def timers(job: Job) -> set[str]:
     return {key for key, _, what in job.result() if what == "timer"}
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_a_program_that_has_timers_now(job: Job) -> None:
     """GroupState without a timeout has no place for one."""
     with session_conf(job.spark, {PARTITIONS: "2"}):
@@ -76,7 +76,7 @@ def test_a_program_that_has_timers_now(job: Job) -> None:
         assert query.exception() is None
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_an_operator_without_a_row_so_far_gets_other_subtasks(job: Job) -> None:
     job = job.but(plan=lambda job: job.process(ckpt.key_by(job.stream().where("v >= 0"), "k")))
     with session_conf(job.spark, {PARTITIONS: "2"}):
@@ -92,7 +92,7 @@ def test_an_operator_without_a_row_so_far_gets_other_subtasks(job: Job) -> None:
         assert query.exception() is None
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_a_program_with_timers_is_taken_back_at_once(job: Job, tmp_path: Path) -> None:
     """The checkpoint of the last epoch is of before, the state stores are not."""
     feed = timed_feed(tmp_path / "timed")

@@ -61,7 +61,7 @@ def since(uid: str, first: int) -> list[Row]:
     return [row for row in told_by(EPOCHS[: first + 1], uid) if row not in before]
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.everywhere
 def test_operators_are_added_removed_and_renamed(job: Job) -> None:
     """Scenario 35: one is dropped if allowed, one is new, one is renamed; the plan shows all."""
@@ -99,7 +99,7 @@ def test_operators_are_added_removed_and_renamed(job: Job) -> None:
     assert digests(Path(savepoint)) == before
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_claimed_and_fallen_back(job: Job) -> None:
     """Scenarios 10 and 34: a corrupt one is skipped; a claimed one goes after a checkpoint."""
     job = job.using({RETAINED: 10})
@@ -136,7 +136,7 @@ def test_claimed_and_fallen_back(job: Job) -> None:
     assert in_order(back.result() + both[0]) == both[2]
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_a_claim_of_a_driver_that_died_is_given_up(
     job: Job, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -169,7 +169,7 @@ def test_a_claim_of_a_driver_that_died_is_given_up(
     assert ckpt.location(savepoint).verify()
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_sources_and_arguments_that_do_not_fit(job: Job) -> None:
     """Another number of sources, an unknown claim mode and unknown migrations are refused."""
     job.feed.add(EPOCHS[0])
@@ -187,7 +187,7 @@ def test_sources_and_arguments_that_do_not_fit(job: Job) -> None:
         fork.writer().restoreFrom(checkpoint, migrations=migrations).start()
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_migrations_of_a_restore(job: Job) -> None:
     """They run during the restore, also at another parallelism; the query needs none."""
     job = version(job.but(plan=None, output="k string, run long, emitted string"), OLD, WRITES)

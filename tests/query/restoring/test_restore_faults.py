@@ -79,7 +79,7 @@ def is_unfinished(location: Path) -> bool:
     return newest.with_name(f"{newest.name}-fresh").exists() and newest.read_bytes() == b"begun\n"
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 @pytest.mark.parametrize("faults", [3, pytest.param(ALL, marks=pytest.mark.soak)])
 def test_each_single_operation_of_a_restore_fails_in_turn(
     spark: SparkSession, tmp_path: Path, faults: int

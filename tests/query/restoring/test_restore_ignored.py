@@ -23,7 +23,7 @@ def warnings_of(
     return query, [text for text in caplog.messages if "restoreFrom" in text]
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_another_path_is_warned_of(job: Job, caplog: pytest.LogCaptureFixture) -> None:
     job = job.but(processor=Count, output=OUTPUT).using(OFTEN)
     job.feed.add([("a", 1)])

@@ -29,7 +29,7 @@ from tests.query.harness import Job, await_rows, newest_checkpoint, refused
 from tests.query.model import Count, counted_after, events_of, sequences
 from tests.query.session_conf import session_conf
 
-pytestmark = pytest.mark.further
+pytestmark = pytest.mark.slow
 
 PARTITIONS = ("0", "1")
 
@@ -73,7 +73,7 @@ class TopicReader(SimpleDataSourceStreamReader):
             yield from (tuple(row) for row in found)
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_offsets_as_kafka_writes_them_and_ids_of_epochs(job: Job) -> None:
     """No row is read twice or left out; epochs continue in a fork, and in a fork of the fork."""
     job.spark.dataSource.register(Topic)
@@ -159,10 +159,10 @@ def test_output_of_forks_around_compactions(job: Job) -> None:
 SOURCE_INTERVAL = "spark.sql.streaming.fileSource.log.compactInterval"
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("interval", "epochs"),
-    [(15, 13), pytest.param(20, 51, marks=pytest.mark.wide)],
+    [(15, 13), pytest.param(20, 51, marks=pytest.mark.soak)],
     ids=["none", "one at 39"],
 )
 def test_compactions_of_a_source_that_spark_would_not_guess(
@@ -188,7 +188,7 @@ def test_compactions_of_a_source_that_spark_would_not_guess(
 RATES = ("rate", "rate-micro-batch")
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_rates_continue_where_they_were(job: Job) -> None:
     """With Spark's two rate sources in one query, a fork reads what the original has not."""
 
@@ -289,7 +289,7 @@ def with_log(savepoint: Path, metadata: CheckpointMetadata, name: str, content: 
     (savepoint / "_metadata").write_bytes(encode_metadata(changed))
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_an_offset_of_another_kind_of_source(job: Job) -> None:
     """Both directions are refused by name, before anything is written."""
 

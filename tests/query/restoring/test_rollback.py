@@ -40,7 +40,7 @@ from tests.query.leftovers import metadata_json, paths_in
 from tests.query.model import events_of, expected, expected_after
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_rollback(job: Job) -> None:
     """A running query is refused. Afterwards state and offsets are the checkpoint's."""
     job = job.using({INLINE: "0b", RETAINED: 10})
@@ -93,7 +93,7 @@ def test_rollback(job: Job) -> None:
         ckpt.location(location).rollback(to)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_a_rollback_that_fails_leaves_nothing_behind(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,7 +136,7 @@ def waits_until(monkeypatch: pytest.MonkeyPatch, gives_sign: Callable[[], object
     monkeypatch.setattr(stopped, "check_silent", check)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_a_query_that_another_application_runs_is_refused(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,7 +160,7 @@ def test_a_query_that_another_application_runs_is_refused(
     assert job.but(out="out2").result() == expected_after(job.feed.rows, 40)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_a_query_that_a_connect_server_may_run_is_refused_however_silent_it_is(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -183,7 +183,7 @@ def test_a_query_that_a_connect_server_may_run_is_refused_however_silent_it_is(
     assert Path(back.kept).name.startswith("_before_rollback-")
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_an_undo_finds_the_checkpoints_of_the_query(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -235,7 +235,7 @@ def of_two_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rolling_back, "turn_of", lambda _: nullcontext())
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.usefixtures("of_two_processes")
 def test_of_two_rollbacks_at_once_the_later_one_counts(
     job: Job, monkeypatch: pytest.MonkeyPatch
@@ -258,7 +258,7 @@ def test_of_two_rollbacks_at_once_the_later_one_counts(
     assert again.result() == expected_after(job.feed.rows, 20)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.usefixtures("of_two_processes")
 @pytest.mark.parametrize("is_outside", [False, True])
 def test_a_rollback_that_fails_leaves_what_the_later_one_stages(
@@ -296,7 +296,7 @@ def test_a_rollback_that_fails_leaves_what_the_later_one_stages(
     assert again.result() == expected_after(job.feed.rows, 20)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.usefixtures("of_two_processes")
 @pytest.mark.parametrize("finished", [False, True], ids=["begins", "has ended"])
 def test_a_rollback_that_is_overtaken_at_its_last_step_changes_nothing(
@@ -324,7 +324,7 @@ def test_a_rollback_that_is_overtaken_at_its_last_step_changes_nothing(
     assert again.result() == wanted
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_a_location_whose_copy_runs_goes_back(job: Job) -> None:
     """The copy has the same query id, and neither is touched by what the other one does."""
     job, names, location = three_epochs(job)
@@ -343,7 +343,7 @@ def test_a_location_whose_copy_runs_goes_back(job: Job) -> None:
     assert job.result() == expected(job.feed.rows)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_a_query_that_is_being_drained_is_refused(job: Job) -> None:
     """Its run has ended, and its last epoch may run: in it, all timers fire."""
     job, names, location = three_epochs(job)
@@ -353,7 +353,7 @@ def test_a_query_that_is_being_drained_is_refused(job: Job) -> None:
     assert ckpt.location(location).rollback(names[1], force=True).to == names[1]
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_savepoints_and_shadows_in_the_location_stay_where_they_are(job: Job) -> None:
     """The history has their paths, and what was before a rollback may be deleted.
 
@@ -378,7 +378,7 @@ def test_savepoints_and_shadows_in_the_location_stay_where_they_are(job: Job) ->
         assert ckpt.location(savepoint.path).verify()
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_records_that_cannot_be_listed_are_no_silence(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:

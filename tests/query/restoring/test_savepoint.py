@@ -105,7 +105,7 @@ def test_two_forks_beside_the_original(job: Job, monkeypatch: pytest.MonkeyPatch
     assert digests(savepoint) == before
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_copies_take_all_slots_of_a_query_that_waits(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -149,7 +149,7 @@ def own_threads() -> set[str]:
     return {thread.name for thread in threading.enumerate() if "pyspark_ckpt" in thread.name}
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_taken_between_two_epochs(job: Job) -> None:
     """Scenario 31: two at once, of a busy query with frequent checkpoints; each is of one epoch.
 
@@ -177,7 +177,7 @@ def test_taken_between_two_epochs(job: Job) -> None:
     assert fork.result() == expected_after(job.feed.rows, (savepoints[1].epoch + 1) * 20)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_a_failure_on_the_executors(job: Job) -> None:
     """Scenario 32: a changed file ends the savepoint, not the query."""
     job.feed.add(*map(events_of, range(2)))
@@ -203,7 +203,7 @@ def test_a_failure_on_the_executors(job: Job) -> None:
     assert list((job.base / "savepoints").iterdir()) == []
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_what_a_failed_savepoint_leaves_goes_with_the_next_start(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -228,7 +228,7 @@ def test_what_a_failed_savepoint_leaves_goes_with_the_next_start(
         until(lambda: not list((job.base / "savepoints").iterdir()), "something is left")
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 @pytest.mark.everywhere
 def test_sink_of_a_fork(job: Job) -> None:
     """A fork may not write into the path of another query; into a new one it can be read back."""
@@ -252,7 +252,7 @@ def test_sink_of_a_fork(job: Job) -> None:
     assert job.spark.read.load(str(job.base / "out2")).count() == 20
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 @pytest.mark.everywhere
 def test_a_fork_into_a_table(job: Job) -> None:
     """It is created as Spark does, can be read by its name, and never belongs to another query."""
@@ -286,7 +286,7 @@ def test_a_fork_into_a_table(job: Job) -> None:
     job.spark.sql(f"DROP TABLE {name}")
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_nothing_to_save_yet(job: Job) -> None:
     """Scenario 31: without a committed epoch a savepoint is refused and leaves nothing."""
     with job.running() as query:

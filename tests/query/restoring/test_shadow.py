@@ -206,7 +206,7 @@ class Started(StreamingQueryListener):
     def onQueryTerminated(self, event: Any) -> None: ...
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_forks_have_the_settings_of_the_query_in_sessions_of_their_own(job: Job) -> None:
     """Whoever waits with ``awaitAnyTermination`` waits on, and the session may be changed."""
     streams, started = job.spark.streams, Started()
@@ -243,7 +243,7 @@ def test_forks_have_the_settings_of_the_query_in_sessions_of_their_own(job: Job)
         streams.removeListener(started)
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_what_is_refused_before_a_savepoint_is_taken(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,12 +12,12 @@ import pytest
 
 import pyspark_ckpt as ckpt
 
-pytestmark = pytest.mark.further
+pytestmark = pytest.mark.slow
 
 PROGRAM = Path(__file__).with_name("ending_program.py")
 
 
-@pytest.mark.wide_variants
+@pytest.mark.soak_variants
 @pytest.mark.own_jvm
 @pytest.mark.parametrize("way", ["any", "polls"])
 def test_the_program_does_not_end_before_the_savepoint_is_made(tmp_path: Path, way: str) -> None:

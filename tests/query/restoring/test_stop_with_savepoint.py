@@ -71,7 +71,7 @@ def test_a_query_that_ended_before_its_first_epoch(job: Job) -> None:
             save(str(job.base / "sp"))
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_a_stop_that_cannot_save_is_refused(job: Job) -> None:
     """Without a directory, or with an impossible one, the query continues."""
     job.feed.add(events_of(0))
@@ -153,7 +153,7 @@ class Alarm(StatefulProcessor):
         pass
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_a_drain_that_is_cut_is_finished_by_the_next_start(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,7 +177,7 @@ def test_a_drain_that_is_cut_is_finished_by_the_next_start(
     assert not (job.location_path / "_draining").exists()
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_a_drain_that_two_drivers_finish(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first ends it while the second starts Spark, which finds new input: no epoch drains it.
 
@@ -212,7 +212,7 @@ def test_a_drain_that_two_drivers_finish(job: Job, monkeypatch: pytest.MonkeyPat
     assert not list(job.location_path.glob("_drain*"))
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_a_drain_that_begins_while_another_driver_starts(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -241,7 +241,7 @@ def test_a_drain_that_begins_while_another_driver_starts(
     assert not list(job.location_path.glob("_drain*"))
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_a_start_of_the_same_process_waits_for_a_drain(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -302,7 +302,7 @@ def test_a_drain_that_is_cut_while_a_file_of_spark_is_away(
     assert not list(job.location_path.glob("_drain*"))
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("drain", [False, True])
 def test_a_drain_that_is_interrupted_is_finished_by_another_stop(
     job: Job, monkeypatch: pytest.MonkeyPatch, drain: bool
@@ -342,7 +342,7 @@ def timed(job: Job) -> Job:
     return job.using({SAVEPOINT_DIR: job.base / "savepoints", **OFTEN})
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.everywhere
 def test_a_stop_that_fails_before_it_stops_leaves_the_query_as_it_was(
     job: Job, monkeypatch: pytest.MonkeyPatch

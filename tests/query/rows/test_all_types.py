@@ -126,13 +126,13 @@ def exact(df: DataFrame) -> list[str]:
 
 
 EACH_WAY = ("string", "decimal(38,18)", "interval day to second", "variant")
-"""The others pass as one of these does, and are left to ``make soak`` and ``make hand-over``."""
+"""The others pass as one of these does; ``make soak`` and the proof ``hand-over`` run them."""
 
 
 @pytest.mark.parametrize(
     "ddl",
     [
-        pytest.param(ddl, marks=pytest.mark.further if ddl in EACH_WAY else pytest.mark.soak)
+        pytest.param(ddl, marks=pytest.mark.slow if ddl in EACH_WAY else pytest.mark.soak)
         for ddl in LEAVES
     ],
 )
@@ -231,7 +231,7 @@ class CountByKey(Count):
         yield Row(*key, n)
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 @pytest.mark.parametrize(
     "keys",
     [("st",), tuple(KEYS), *(pytest.param((n,), marks=pytest.mark.soak) for n in ("list", "span"))],
@@ -281,7 +281,7 @@ SHOWN = f"st {INNER}, list array<{INNER}>, dict map<string,{INNER}>"
 SHOWN_NAMES = ("st", "list", "dict")
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 @pytest.mark.skipif(
     not hasattr(GroupedData, "transformWithState"),
     reason="PySpark 4.0 has it of frames only",
@@ -326,7 +326,7 @@ class Spellings(Count):
             yield Row(*self.kept.get(), *rest)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_spellings_of_output(spark: SparkSession, tmp_path: Path) -> None:
     """Rows, tuples and dicts are structs, dicts and lists of entries are maps."""
     feed = Feed(tmp_path / "in").add([("a", 1)])
@@ -370,7 +370,7 @@ class Large(Count):
             yield Row(*self.kept.get())
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_large_nested_values(spark: SparkSession, tmp_path: Path) -> None:
     """Nested values beyond the parser's default limit of 20 million characters pass."""
     ddl = "s struct<text:string,raw:array<binary>>"
@@ -432,7 +432,7 @@ class Limits(Count):
                 yield Row(k=key[0], epoch=row.v, way=way, is_same=tuple(found) == limits)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_the_limits_of_types_are_read_in_every_way(spark: SparkSession, tmp_path: Path) -> None:
     """In the epoch, after a restart, by live reads and in tables of a savepoint."""
     feed = Feed(tmp_path / "in").add([("low", 0), ("high", 0)])

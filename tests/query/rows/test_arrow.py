@@ -67,7 +67,7 @@ class Arrow(Rows, ckpt.ArrowProcessor):
         yield keys.slice(3)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_as_row_by_row(job: Job, tmp_path: Path) -> None:
     """The same output with composite keys and nulls, across a restart on another backend."""
     feed = Feed(tmp_path / "rows", SCHEMA, INPUT)
@@ -134,7 +134,7 @@ class ArrowAlarms(ArrowAlarm):
         yield keys.append_column("what", what).append_column("v", v)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("processor", [ArrowAlarm, ArrowAlarms])
 def test_timers(job: Job, tmp_path: Path, processor: type[ckpt.ArrowProcessor]) -> None:
     """Timers of many keys are set and deleted from Arrow; they fire once, after a restart."""
@@ -225,8 +225,8 @@ class Yields(ckpt.ArrowProcessor):
         pass
 
 
-@pytest.mark.further
-@pytest.mark.wide_variants
+@pytest.mark.slow
+@pytest.mark.soak_variants
 @pytest.mark.parametrize(
     ("make", "error"),
     [
@@ -292,7 +292,7 @@ class Same(ckpt.ArrowProcessor):
     def close(self) -> None: ...
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_maps_by_lists(job: Job, tmp_path: Path) -> None:
     """Python's dictionaries have no such keys, Spark's maps and Arrow's do."""
     path, ddl = str(tmp_path / "maps"), "k string, m map<array<int>,string>"

@@ -74,7 +74,7 @@ class CountFrames(StatefulProcessor):
         pass
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_times_that_pandas_does_not_have(spark: SparkSession) -> None:
     late = dt.datetime(9999, 12, 31, 23, 59, 59)  # noqa: DTZ001  # Spark's is without a zone
     rows = spark.createDataFrame([("a", late)], "k string, t timestamp_ntz")
@@ -85,7 +85,7 @@ def test_times_that_pandas_does_not_have(spark: SparkSession) -> None:
         counts.collect()
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "mentions"),
     [
@@ -119,7 +119,7 @@ def with_more_key_groups(job: Job) -> DataFrame:
     return job.process(ckpt.key_by(job.stream(), *job.keys, max_parallelism=256))
 
 
-@pytest.mark.wide_variants
+@pytest.mark.soak_variants
 @pytest.mark.parametrize(
     "change",
     [
@@ -204,7 +204,7 @@ class Picky(Count):
             raise ZeroDivisionError("what the user did wrong")
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_processor_that_raises(job: Job) -> None:
     """The query's error names uid, key and cause; repaired and restarted, the result is exact."""
     mended = job.base / "mended"
@@ -236,7 +236,7 @@ def test_an_impossible_uid(job: Job, uid: Any) -> None:
         job.but(uid=uid).df()
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_null_key(job: Job) -> None:
     """Null is a key with its own state, also after a restart, and differs from ''."""
     job.feed.add([(None, 1), ("", 2), (None, 3)], [(None, 4), ("null", 5)])
@@ -254,7 +254,7 @@ def test_impossible_key_columns(job: Job, columns: tuple[str, ...]) -> None:
         ckpt.key_by(job.feed.stream(job.spark), *columns)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_started_without_write_stream(job: Job) -> None:
     """df.writeStream takes no checkpoints: the query fails and says what to use."""
     job.feed.add(events_of(0))
@@ -278,7 +278,7 @@ def test_no_checkpoint_location(job: Job) -> None:
         writer.start()
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_restore_into_a_used_location(saved: Saved, tmp_path: Path) -> None:
     """A restore does not mix with files that are there, and deletes none of them."""
     fork = saved.job.but(base=tmp_path)
@@ -324,7 +324,7 @@ def test_interrupted_restore(saved: Saved, tmp_path: Path) -> None:
     assert sequences(fork.result()) == counted_after(saved.job.feed.rows, 40)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_a_restore_that_was_killed_while_it_wrote_a_note(saved: Saved, tmp_path: Path) -> None:
     """A temporary file is all that is there (simulated seed 10137). Other files are refused."""
     fork = saved.job.but(base=tmp_path)

@@ -85,7 +85,7 @@ def rows_of(epoch: int, number: int) -> list[Any]:
     return rows
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_as_row_by_row(job: Job, tmp_path: Path) -> None:
     """The same output with composite keys and nulls, across a restart on another backend."""
     feed = Feed(tmp_path / "rows", SCHEMA, INPUT)
@@ -175,7 +175,7 @@ def test_long_keys_beside_a_null_keep_their_digits(job: Job, numbers: list[int])
     assert job.result() == in_order([(k, 2) for k in keys])
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("processor", [BatchAlarm, BatchAlarms])
 def test_timers(job: Job, tmp_path: Path, processor: type[BatchProcessor]) -> None:
     """A BatchProcessor sets and deletes timers of many keys; they fire once, after a restart."""
@@ -225,7 +225,7 @@ class Exact(BatchProcessor):
         pass
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_integers_beside_nulls_keep_their_digits(spark: SparkSession) -> None:
     """They do in rows, keys, states, and broadcast and initial rows, also inside other values."""
     rows = [

@@ -104,8 +104,8 @@ PLANS: dict[str, Callable[[DataFrame, Operator], DataFrame]] = {
 @pytest.mark.parametrize(
     "plan",
     [
-        pytest.param("whole windows", marks=pytest.mark.further),
-        *(pytest.param(plan, marks=pytest.mark.wide) for plan in list(PLANS)[1:]),
+        pytest.param("whole windows", marks=pytest.mark.slow),
+        *(pytest.param(plan, marks=pytest.mark.soak) for plan in list(PLANS)[1:]),
     ],
 )
 def test_as_with_sparks_own(spark: SparkSession, tmp_path: Path, plan: str) -> None:
@@ -136,7 +136,7 @@ def job_of(job: Job, plan: str = "whole windows") -> tuple[Job, list[list[Any]]]
     return job.but(plan=built, output=OUTPUT, feed=feed), rows[3:]
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_it_restores_rolls_back_and_restarts(job: Job) -> None:
     """The windows that are open and the operator's state continue together."""
     job, more = job_of(job)
@@ -158,7 +158,7 @@ def test_it_restores_rolls_back_and_restarts(job: Job) -> None:
     assert late.count(-2) > 3  # rows of timers
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_the_parts_are_checked_as_spark_checks_them(job: Job) -> None:
     job, _ = job_of(job)
     rows = job.feed.stream(job.spark)

@@ -112,7 +112,7 @@ def savepoint_bytes(path: str) -> dict[str, str]:
     }
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_the_same_before_and_behind_the_shuffle(job: Job, tmp_path: Path) -> None:
     """Also byte for byte in a savepoint; a restart on another backend goes over to the other."""
     feed = Epochs(tmp_path / "rows")
@@ -161,7 +161,7 @@ class Own(StatefulProcessor):
         pass
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_a_state_of_another_program_is_combined_further(job: Job, tmp_path: Path) -> None:
     """There and back: nothing is taken for a key without a value. Values that are put count too."""
 
@@ -212,7 +212,7 @@ def counting(ttl_ms: int | None = None) -> Callable[[Job], DataFrame]:
     return plan
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_a_time_to_live_is_switched_on_and_off_at_a_restart(job: Job) -> None:
     """An entry that is older than the switch counts from there; each run is one epoch."""
     job = job.but(output="k string, n long").using(OFTEN)

@@ -55,7 +55,7 @@ def rows_of(epoch: int, rows: int) -> list[tuple[Any, ...]]:
     return [("hot" if n % 2 else f"k{n % (2 * KEYS)}", epoch * rows + n) for n in range(rows)]
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_a_processor_over_partial_rows(job: Job, tmp_path: Path) -> None:
     """Also over a restart; each epoch has one file, so one map task and one row per key."""
     feed = Feed(

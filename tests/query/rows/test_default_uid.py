@@ -30,7 +30,7 @@ def two(first: str | None, second: str | None) -> Callable[[Job], DataFrame]:
     return plan
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_restarted_restored_and_named_later(job: Job) -> None:
     job.feed.add([("a", 1), ("b", 1)])
     job.run()
@@ -55,7 +55,7 @@ def test_several_operators_need_names(job: Job, first: str | None, second: str |
         job.start()
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_the_message_of_a_second_operator_names_the_first_ones_state(job: Job) -> None:
     job.feed.add([("a", 1), ("b", 1)])
     path = newest_checkpoint(job.run())

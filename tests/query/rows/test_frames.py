@@ -70,7 +70,7 @@ class Cents(StatefulProcessor):
         pass
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_integers_for_decimals(spark: SparkSession) -> None:
     keyed = ckpt.key_by(spark.range(3).selectExpr("'a' AS k"), "k")
     arguments = Cents(), "cents decimal(10,2)", "Append", "None"

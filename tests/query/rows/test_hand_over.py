@@ -32,7 +32,7 @@ def state_files(savepoint: str) -> list[str]:
 
 @pytest.mark.parametrize(
     "method",
-    ["transformWithState", pytest.param("transformWithStateInPandas", marks=pytest.mark.further)],
+    ["transformWithState", pytest.param("transformWithStateInPandas", marks=pytest.mark.slow)],
 )
 def test_the_same_byte_for_byte(job: Job, tmp_path: Path, method: str) -> None:
     """The progress says which way a query took; a location goes on with the other one."""

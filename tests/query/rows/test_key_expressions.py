@@ -65,7 +65,7 @@ def grouped(df: DataFrame, *keys: str | Column) -> list[Row]:
     return df.groupBy(*keys).count().collect()
 
 
-@pytest.mark.wide_variants
+@pytest.mark.soak_variants
 @pytest.mark.parametrize(
     "make_keys",
     [
@@ -112,7 +112,7 @@ def test_a_name_in_other_letters_is_that_of_the_column(job: Job) -> None:
     ]
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_restored_at_another_parallelism(job: Job) -> None:
     """The state is found by the expression's value, and an alias of the same name is one key."""
 

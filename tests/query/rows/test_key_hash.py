@@ -48,7 +48,7 @@ def test_places_of_known_keys(spark: SparkSession, ddl: str) -> None:
             assert places.place((value,)) == (key_group, bytes.fromhex(stored)), text
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @given(st.data())
 @settings(
     max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]

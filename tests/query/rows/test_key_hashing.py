@@ -195,7 +195,7 @@ def found(spark: SparkSession, ddl: str, values: list[str]) -> dict[str, tuple[i
     }
 
 
-@pytest.mark.wide_variants
+@pytest.mark.soak_variants
 @pytest.mark.parametrize("ddl", KEYS)
 def test_key_groups_and_bytes(spark: SparkSession, ddl: str) -> None:
     """Scenario 40: hash and bytes are those of format 1 on every platform, with any seed.

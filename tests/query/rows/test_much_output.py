@@ -15,7 +15,7 @@ import pyspark_ckpt as ckpt
 from tests.query.harness import HAND_OVER, Job
 from tests.query.model import events_of
 
-pytestmark = pytest.mark.further
+pytestmark = pytest.mark.slow
 
 ROWS = 50_000
 """What each key yields: more than three batches."""
@@ -65,7 +65,7 @@ class MuchArrow(ckpt.ArrowProcessor):
         self.yielded.updateMany(keys, pa.table({"n": [start + ROWS for start in begun]}))
 
 
-WIDE = pytest.mark.wide
+WIDE = pytest.mark.soak
 
 
 @pytest.mark.parametrize(

@@ -129,7 +129,7 @@ def interrupted(job: Job, feeds: list[Feed], conf: dict[str, str]) -> tuple[str,
     return savepoint, checkpoint, job.result()
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_deduplicated_before(job: Job) -> None:
     """It restores from a savepoint and a checkpoint at its parallelism, restarts and rolls back."""
     job = job.but(plan=deduplicated)
@@ -214,7 +214,7 @@ def numbered_by_spark(rows: DataFrame) -> DataFrame:
 SESSIONS, PROCESSOR = "sessionWindowStateStoreSaveExec", "transformWithStateInPySparkExec"
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("plan", "names", "conf", "from_savepoint"),
     [
@@ -267,7 +267,7 @@ def test_rolled_back_with_sparks_own_processor(job: Job) -> None:
     assert job.result() == whole.result()
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_ids_are_those_of_sparks_plan(job: Job) -> None:
     """The plans have several orders; nothing runs."""
     rows = timed(job, job.feed)

@@ -70,7 +70,7 @@ def emitted(job: Job) -> list[Any]:
     return in_order((*s, row[2]) for s, row in zip(seconds, job.result(), strict=True))
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_timers_and_late_rows(job: Job) -> None:
     """Both operators have the query's watermark of this epoch, which decides what is late."""
     job = job.but(output=OUTPUT, watermark="ts").using(OFTEN)
@@ -99,7 +99,7 @@ def test_timers_and_late_rows(job: Job) -> None:
     assert emitted(chain) == in_order(first + then)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_drain(job: Job) -> None:
     """The second operator gets what the first one's timers emit, and all its timers fire too."""
     chain = job.but(output=OUTPUT, watermark="ts", plan=twice).using(OFTEN)

@@ -15,7 +15,7 @@ def operator(job: Job, mode: str, df: DataFrame | None = None) -> DataFrame:
     return keyed.transformWithState(Reveal(), OUTPUT, mode, "None", uid="op")
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_update_into_a_file_sink(job: Job) -> None:
     """A file sink appends only; the operator's mode is that of transformWithState examples."""
     job.feed.add(events_of(0), events_of(1))

@@ -128,7 +128,7 @@ def epochs_of(
     return emitted
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 @pytest.mark.parametrize(
     "plan",
     [
@@ -174,7 +174,7 @@ def test_what_delays_the_watermark_before_is_refused(spark: SparkSession, feed: 
         writer.option("checkpointLocation", str(feed.path / "loc")).start()
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_another_policy_of_watermarks_is_refused(spark: SparkSession, feed: Feed) -> None:
     """With it, the time of the row that carries the watermark would be the query's watermark."""
     rows = timed_feed(feed.path / "timed").stream(spark).withWatermark("ts", "5 seconds")

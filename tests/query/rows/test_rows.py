@@ -25,8 +25,8 @@ class OtherOrder(Count):
             yield Row(n=row.n, k=row.k)
 
 
-@pytest.mark.further
-@pytest.mark.wide_variants
+@pytest.mark.slow
+@pytest.mark.soak_variants
 @pytest.mark.parametrize(
     ("processor", "output"), [(Reveal, OUTPUT), (OtherOrder, "k string, n long")]
 )
@@ -90,7 +90,7 @@ class FirstRow(StatefulProcessor):
         return iter([Row(key[0], n, f"{first and first.v}")])
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_input_that_is_not_consumed(job: Job) -> None:
     """The next key or epoch does not see rows that a processor leaves; each key has one call."""
     rows = [(k, v) for k in ("a", "lazy", "b", "c", "d") for v in range(4)]
@@ -117,7 +117,7 @@ class Many(StatefulProcessor):
         pass
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_large_output(job: Job) -> None:
     """One key may emit far more rows than fit into one batch of Arrow."""
     job.feed.add([("a", 1), ("many", 1), ("b", 1), ("c", 1), ("a", 2)])
@@ -194,7 +194,7 @@ class EmitsMisfits(Count):
         yield self.row
 
 
-@pytest.mark.wide_variants
+@pytest.mark.soak_variants
 @pytest.mark.parametrize("row", [Row(k="a", n="many"), Row("a", 1, 2)], ids=["type", "width"])
 def test_output_that_does_not_fit(job: Job, row: Row) -> None:
     """A row that does not fit the output is an error that names operator and column."""

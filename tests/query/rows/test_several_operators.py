@@ -77,7 +77,7 @@ SCOPED = [
 ]
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [2, pytest.param(3, marks=pytest.mark.soak)])
 def test_chained(job: Job, number: int) -> None:
     """Restarted, and forked onto the other backend, they give the same as the single stages."""
@@ -121,7 +121,7 @@ def side_by_side(job: Job, uids: str) -> DataFrame:
     return reduce(DataFrame.union, branches)
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_side_by_side(job: Job) -> None:
     """Two operators over one input, each with its own state; none may be added or removed."""
     job = job.but(plan=lambda job: side_by_side(job, "kv"), output=SUM)
@@ -145,7 +145,7 @@ def test_side_by_side(job: Job) -> None:
         job.but(location="loc2", out="out2").start()
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_operators_of_another_program(job: Job) -> None:
     """One operator more, one less, or another order is refused before the query starts."""
     job = job.but(plan=lambda job: stages(job, 2), output=SUM)

@@ -68,7 +68,7 @@ def of_spark(spark: SparkSession) -> list[str]:
     return list(spark.sql(f"select {times}").first())
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_each_name_is_the_zone_that_it_is_in_spark(spark: SparkSession) -> None:
     for name in NAMES:
         with session_conf(spark, {ZONE: name}):
@@ -81,8 +81,8 @@ def test_each_name_is_the_zone_that_it_is_in_spark(spark: SparkSession) -> None:
     ("name", "method"),
     [
         ("GMT+08:00", "transformWithState"),
-        pytest.param("GMT+08:00", "transformWithStateInPandas", marks=pytest.mark.further),
-        pytest.param("PST", "transformWithStateInPandas", marks=pytest.mark.further),
+        pytest.param("GMT+08:00", "transformWithStateInPandas", marks=pytest.mark.slow),
+        pytest.param("PST", "transformWithStateInPandas", marks=pytest.mark.slow),
     ],
 )
 def test_rows_and_frames_show_times_in_it(spark: SparkSession, name: str, method: str) -> None:
@@ -92,7 +92,7 @@ def test_rows_and_frames_show_times_in_it(spark: SparkSession, name: str, method
         assert shown(spark, processor, method) == [(wanted, wanted, wanted)]
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_an_edit_shows_times_in_it(spark: SparkSession, tmp_path: Path) -> None:
     """Spark sends a function the rows with the zone's own name, which pandas does not know."""
     keys = T.StructType().add("k", "string")

@@ -90,8 +90,8 @@ def exact(df: DataFrame) -> DataFrame:
     return df.select(shown)
 
 
-@pytest.mark.further
-@pytest.mark.wide_variants
+@pytest.mark.slow
+@pytest.mark.soak_variants
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_rows_and_state(spark: SparkSession, tmp_path: Path, backend: str) -> None:
     """Each value, and null, is unchanged by rows, all kinds of state and a restart."""
@@ -130,7 +130,7 @@ class CountByKey(Count):
         yield Row(*key, n)
 
 
-@pytest.mark.wide_variants
+@pytest.mark.soak_variants
 @pytest.mark.parametrize("keys", [tuple(TYPES), ("text", "f")], ids=len)
 def test_keys(spark: SparkSession, tmp_path: Path, keys: tuple[str, ...]) -> None:
     """Keys of any type, alone or together, are distinguished as Spark's groupBy does."""
@@ -193,7 +193,7 @@ class EchoKeys(ckpt.BatchProcessor):
         pass
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("processor", [EchoFrames, EchoKeys])
 def test_frames_of_a_session_in_another_zone(
     spark: SparkSession, tmp_path: Path, processor: type
@@ -243,14 +243,14 @@ def python_types(
     return spark.read.parquet(str(base / "out")), run_in_pyspark(job)
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_python_types(python_types: tuple[DataFrame, DataFrame]) -> None:
     """Processors get the same Python objects as in PySpark."""
     ours, theirs = python_types
     assert_df_equality(ours.drop("ts"), theirs.drop("ts"), ignore_row_order=True)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_python_timestamps(python_types: tuple[DataFrame, DataFrame]) -> None:
     """Processors get a timestamp with the session's time zone, as in PySpark."""
     ours, theirs = python_types

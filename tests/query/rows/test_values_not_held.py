@@ -82,13 +82,13 @@ def processed(spark: SparkSession, columns: str, method: str, keys: Any = "k") -
     return list(keyed(METHODS[method](), "n long", "Append", "None", uid="op").collect())
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "name"),
     [
         *((ROWS, name) for name in PLACES),
         *(
-            pytest.param(method, name, marks=pytest.mark.wide)
+            pytest.param(method, name, marks=pytest.mark.soak)
             for method in OTHERS
             for name in PLACES
             if method != ARROW or name == "k"  # a table has any bytes
@@ -100,13 +100,13 @@ def test_a_text_that_is_no_utf8(spark: SparkSession, method: str, name: str) -> 
         processed(spark, PLACES[name], method)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_a_key_of_an_expression_has_its_name(spark: SparkSession) -> None:
     with pytest.raises(PythonException, match=r"column 'concat\(city, city\)' .*xe9O\\xe9"):
         processed(spark, PLACES["city"], ARROW, F.concat("city", "city"))
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_what_is_there_in_utf8_or_in_arrow_is_right(spark: SparkSession) -> None:
     """A replacement character may be in a text; a table has any bytes."""
     replaced = "1 as k, array('\ufffd') as names, '\ufffd' as city"
@@ -116,7 +116,7 @@ def test_what_is_there_in_utf8_or_in_arrow_is_right(spark: SparkSession) -> None
             assert len(processed(spark, PLACES[name], ARROW)) == 1
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("hand_over", ["arrow", "packed"])
 def test_in_a_query(job: Job, hand_over: str) -> None:
     job.feed.add([("a", 1), ("b", 2)])
@@ -130,7 +130,7 @@ def test_in_a_query(job: Job, hand_over: str) -> None:
         job.using({HAND_OVER: hand_over}).run()
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_a_file_in_another_encoding(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
     """The advice of the error works."""
     (tmp_path / "cities.txt").write_bytes("Århus".encode("latin-1"))
@@ -168,7 +168,7 @@ class Yields(Tables):
         yield pa.table({"names": pa.ListArray.from_arrays([0, 1], NO_TEXT)})
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("processor", "columns", "output", "message"),
     [
@@ -190,7 +190,7 @@ def test_in_a_table_of_the_processor(
         keyed.transformWithStateInArrow(processor(), output, "Append", "None", uid="op").collect()
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_a_time_that_pandas_does_not_have(spark: SparkSession) -> None:
     with pytest.raises(PythonException, match=r"column 'at' is .*2300-01-01.*from 1677 to 2262"):
         processed(spark, "1 as k, timestamp '2300-01-01' as at", "transformWithStateInPandas")

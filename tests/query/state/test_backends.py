@@ -48,7 +48,7 @@ def test_same_output(origins: dict[str, Origin]) -> None:
     assert origins["heap"].result == origins["rocksdb"].result == oracle
 
 
-@pytest.mark.wide_variants
+@pytest.mark.soak_variants
 @pytest.mark.parametrize("source", ["savepoint", "checkpoint"])
 @pytest.mark.parametrize(("started_on", "restored_on"), [("rocksdb", "heap"), ("heap", "rocksdb")])
 def test_restore(

@@ -67,7 +67,7 @@ def path_or_death(*args: Any) -> Any:
     return snapshot_upload.given_path(*args)
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 @pytest.mark.parametrize("backend", ["rocksdb", pytest.param("heap", marks=pytest.mark.soak)])
 def test_a_worker_killed_while_it_uploads_costs_nothing_but_the_upload(
     job: Job, backend: str

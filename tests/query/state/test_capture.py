@@ -79,7 +79,7 @@ def rows_of(frame: pd.DataFrame) -> list[Any]:
 FILES = [[("a", 1), ("b", 2), ("a", 3)], [("c", 4), ("a", 5)], [("b", 6)] * 3 + [("ö", 7)]]
 
 
-@pytest.mark.wide_variants
+@pytest.mark.soak_variants
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_query_is_replayed_bit_for_bit(job: Job, tmp_path: Path, backend: str) -> None:
     job = job.but(processor=Totals, output=TOTALS).using({BACKEND: backend})
@@ -166,7 +166,7 @@ class Tables(ckpt.ArrowProcessor):
         pass
 
 
-@pytest.mark.wide_variants
+@pytest.mark.soak_variants
 @pytest.mark.parametrize(
     ("method", "kind"), [("InPandas", Frames), ("InBatches", Batches), ("InArrow", Tables)]
 )
@@ -211,7 +211,7 @@ class Alarms(StatefulProcessor):
         pass
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_event_time_keys_that_are_computed_and_a_broadcast_stream(
     job: Job, spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -245,7 +245,7 @@ def test_event_time_keys_that_are_computed_and_a_broadcast_stream(
     assert {-10, 70} <= set(result.output["n"])
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_a_crash_is_a_unit_test(job: Job) -> None:
     job = job.but(processor=Raising, output=TOTALS).using({ON_FAILURE: "true"})
     job.feed.add(FILES[0])
@@ -266,7 +266,7 @@ def test_a_crash_is_a_unit_test(job: Job) -> None:
     assert "value -1" in result.failures[0]
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_a_quarantined_key_is_a_unit_test_too(job: Job) -> None:
     job = job.but(processor=Raising, output=TOTALS, arguments={"onError": "quarantine"})
     job = job.using({ON_FAILURE: "true"})
@@ -283,7 +283,7 @@ def test_a_quarantined_key_is_a_unit_test_too(job: Job) -> None:
     assert rows_of(replay(file, Totals()).output) == [("a", 4 + 5 + BAD)]
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_released_rows_are_replayed(job: Job, tmp_path: Path) -> None:
     job = job.but(processor=Raising, output=TOTALS, arguments={"onError": "quarantine"})
     captured(job)
@@ -320,7 +320,7 @@ def flights_captured(
     return flights, capture.save(tmp_path / "flights.capture"), job.read_result(spark, run)
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 @pytest.mark.timeout(3_600)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("weeks", [3, pytest.param(data.ALL_WEEKS, marks=pytest.mark.soak)])

@@ -75,8 +75,8 @@ def frame_of(spark: SparkSession, path: str, **options: str) -> DataFrame:
     return spark.read.format("pyspark_ckpt.state").options(operator=UID, **options).load(path)
 
 
-@pytest.mark.further
-@pytest.mark.wide_variants
+@pytest.mark.slow
+@pytest.mark.soak_variants
 @pytest.mark.parametrize("state", ["total", "visits", "pages"])
 def test_a_frame_has_the_rows_of_the_table(registered: SparkSession, path: str, state: str) -> None:
     frame = frame_of(registered, path, state=state)
@@ -93,16 +93,16 @@ def test_a_frame_has_the_rows_of_the_table(registered: SparkSession, path: str, 
     assert sorted(found, key=repr) == sorted(expected_rows, key=repr)
 
 
-@pytest.mark.wide
-@pytest.mark.wide_variants
+@pytest.mark.soak
+@pytest.mark.soak_variants
 def test_times_of_expiry_are_those_of_the_table(registered: SparkSession, path: str) -> None:
     frame = frame_of(registered, path, state="visits")
     times = {row[0] for row in frame.selectExpr("unix_millis(expires_at)").collect()}
     assert times == {TIME_MS + 60_000}
 
 
-@pytest.mark.further
-@pytest.mark.wide_variants
+@pytest.mark.slow
+@pytest.mark.soak_variants
 def test_filters_on_the_key_read_one_key(registered: SparkSession, path: str) -> None:
     registered.conf.set(PUSHDOWN, "true")
     frame = frame_of(registered, path, state="total", pushFilters="true")
@@ -116,15 +116,15 @@ def test_filters_on_the_key_read_one_key(registered: SparkSession, path: str) ->
     assert [row.n for row in frame.where("user = 'user 5' and shard = 2 and n < 5").collect()] == []
 
 
-@pytest.mark.further
-@pytest.mark.wide_variants
+@pytest.mark.slow
+@pytest.mark.soak_variants
 def test_spark_applies_filters_that_are_not_pushed(registered: SparkSession, path: str) -> None:
     frame = frame_of(registered, path, state="total").where("user = 'user 17' and shard = 2")
     assert [row.n for row in frame.collect()] == [17]
     assert frame.rdd.getNumPartitions() == 3
 
 
-@pytest.mark.wide_variants
+@pytest.mark.soak_variants
 def test_partitions_together_are_the_table(path: str) -> None:
     source = ckpt.StateDataSource({"path": path, "operator": UID, "state": "total"})
     reader = source.reader(source.schema())
@@ -137,7 +137,7 @@ def test_partitions_together_are_the_table(path: str) -> None:
     assert sorted(users) == sorted(user for user, _ in KEYS)
 
 
-@pytest.mark.wide_variants
+@pytest.mark.soak_variants
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -154,7 +154,7 @@ def test_options_are_checked(
         frame_of(registered, path, **options)
 
 
-@pytest.mark.wide_variants
+@pytest.mark.soak_variants
 def test_timers_and_raw_state_are_tables_too(registered: SparkSession, path: str) -> None:
     timers = frame_of(registered, path, table="timers")
     assert timers.columns == ["user", "shard", "fires_at"]
@@ -169,7 +169,7 @@ def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return str(shutil.copytree(archives.newest(request.param) / "location", place))
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("options", "partitions"),
     [
@@ -239,8 +239,8 @@ def read_elsewhere(reader: Any, partition: InputPartition, *, killed: bool = Fal
     return users
 
 
-@pytest.mark.wide
-@pytest.mark.wide_variants
+@pytest.mark.soak
+@pytest.mark.soak_variants
 @pytest.mark.parametrize("backend", ["rocksdb", "heap"])
 def test_a_checkpoint_stays_from_planning_to_the_last_task(job: Job, backend: str) -> None:
     """Tasks read a checkpoint that was subsumed since then; one is killed, and runs again."""

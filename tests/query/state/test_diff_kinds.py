@@ -18,7 +18,7 @@ from tests.query.session_conf import session_conf
 from tests.query.state.test_operator_state import OUTPUT, PARALLELISM, RULE, Ruled
 from tests.query.timed import ORIGIN_MS, at, timed_feed
 
-pytestmark = pytest.mark.further
+pytestmark = pytest.mark.slow
 
 KEPT = {INLINE: "100b", INTERVAL: "1h", RETAINED: "9"}
 
@@ -105,8 +105,8 @@ class Timed(StatefulProcessor):
         pass
 
 
-@pytest.mark.wide
-@pytest.mark.wide_variants
+@pytest.mark.soak
+@pytest.mark.soak_variants
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_timers_and_entries_that_age(
     job: Job, tmp_path: Path, backend: str, capsys: pytest.CaptureFixture[str]

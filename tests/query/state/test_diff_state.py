@@ -19,7 +19,7 @@ from tests.query.harness import BACKEND, BACKENDS, INLINE, INTERVAL, RETAINED, J
 from tests.query.model import Event, events_of, states_after
 from tests.query.stored import handles_of
 
-pytestmark = pytest.mark.further
+pytestmark = pytest.mark.slow
 
 MATERIALIZE = "spark.ckpt.state.changelog.materialize"
 EPOCHS = [events_of(0, rows=60), events_of(1), [("k1", 3), ("new", 4)], events_of(3, rows=30)]
@@ -78,7 +78,7 @@ def checkpoints_of(job: Job, savepoints: Path) -> tuple[list[str], list[str], li
     return found
 
 
-@pytest.mark.wide_variants
+@pytest.mark.soak_variants
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("rebased", [False, True])
 def test_two_versions_of_a_query(
@@ -104,7 +104,7 @@ def of_seven_key_groups(job: Job) -> DataFrame:
     return job.process(ckpt.key_by(job.stream(), *job.keys, max_parallelism=7))
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_a_fork_at_another_parallelism(
     job: Job, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -178,7 +178,7 @@ def checkpoint_with_new_bases(job: Job, query: ckpt.CheckpointedQuery, events: l
     raise AssertionError("no new base snapshots")
 
 
-@pytest.mark.wide_variants
+@pytest.mark.soak_variants
 @pytest.mark.parametrize("removed", [False, True])
 def test_base_snapshots_with_files_in_common(
     job: Job, tmp_path: Path, removed: bool, monkeypatch: pytest.MonkeyPatch

@@ -77,7 +77,7 @@ def numbers(path: str) -> int:
     return len(entries_of_states(path)["number"])
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_made_once(job: Job) -> None:
     """A restart, even with another initial state, continues with the existing state."""
     job.feed.add([("k0", 1), ("k3", 1), ("new", 1)])
@@ -103,7 +103,7 @@ def test_made_once(job: Job) -> None:
         assert ("k5", 501) in each.result()
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_an_interrupted_restore_is_not_replaced(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its state would be lost: a start without the path is refused, with an initial state too."""
     job.feed.add([("k1", 1)])
@@ -128,7 +128,7 @@ def cut(*arguments: Any, **more: Any) -> None:
     raise InterruptedError
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_foreach_batch(job: Job) -> None:
     """The rows of epoch 0 come after the initial state, in each action.
 
@@ -148,7 +148,7 @@ def test_foreach_batch(job: Job) -> None:
     assert seen == {0: [("k2", 202)], 1: [("k2", 206)]}
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_subtasks_without_rows(job: Job) -> None:
     """The first checkpoint has their state, and restores at another parallelism."""
     job.feed.add([(KEYS[0], 1)])
@@ -165,7 +165,7 @@ def test_subtasks_without_rows(job: Job) -> None:
     assert wider.result() == in_order(zip(KEYS, sums, strict=True))
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_leaves_nothing_behind(job: Job) -> None:
     """The first checkpoint deletes what epoch 0 starts from; idle subtasks are not called."""
     job.feed.add([(KEYS[0], 1)])
@@ -194,8 +194,8 @@ class FailsOnce(Begun):
             raise RuntimeError("the first attempt")
 
 
-@pytest.mark.further
-@pytest.mark.wide_variants
+@pytest.mark.slow
+@pytest.mark.soak_variants
 @pytest.mark.parametrize("backend", ["rocksdb", "heap"])
 def test_tasks_that_fail_in_epoch_0(job: Job, backend: str) -> None:
     job.feed.add([(key, 1) for key in KEYS])
@@ -215,7 +215,7 @@ class FailsWithRows(Begun):
         raise ValueError("not good")
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_restart_before_the_first_commit(job: Job) -> None:
     """The state is made again from the new initial state; a query without one is refused."""
     job.feed.add([(KEYS[2], 1)])
@@ -252,7 +252,7 @@ def test_beside_other_operators(job: Job) -> None:
     assert [k for k, _ in once.result()] == [KEYS[3]]
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_processor_that_raises(job: Job) -> None:
     """An error in handleInitialState names the key; the next start makes the state again."""
     bad = job.spark.createDataFrame([("k1", 5), ("bad", None)], "name string, begin long")

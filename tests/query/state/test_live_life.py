@@ -25,8 +25,8 @@ PROVIDER = "spark.sql.streaming.stateStore.providerClass"
 HDFS = "org.apache.spark.sql.execution.streaming.state.HDFSBackedStateStoreProvider"
 
 
-@pytest.mark.further
-@pytest.mark.wide_variants
+@pytest.mark.slow
+@pytest.mark.soak_variants
 @pytest.mark.parametrize("provider", [HDFS, ROCKSDB], ids=["files", "rocksdb"])
 def test_an_epoch_that_fails_is_never_read(job: Job, provider: str) -> None:
     """What Spark's state store has of an epoch without a commit is not read, before or after."""
@@ -67,8 +67,8 @@ def test_an_epoch_that_fails_is_never_read(job: Job, provider: str) -> None:
             query.stop()
 
 
-@pytest.mark.further
-@pytest.mark.wide_variants
+@pytest.mark.slow
+@pytest.mark.soak_variants
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_after_a_rollback(job: Job, backend: str) -> None:
     """An epoch that ran again with other rows is read as it is now."""
@@ -91,7 +91,7 @@ def test_after_a_rollback(job: Job, backend: str) -> None:
         check_all(query, [*first, ("k2", 5), ("k4", 4)], 1)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_operator_and_broadcast_state(job: Job, tmp_path: Path) -> None:
     """State that belongs to no key is read as a table, stamped like the others."""
     rules = Feed(tmp_path / "rules", RULE, "name string, factor long")
@@ -142,7 +142,7 @@ class Aged(StatefulProcessor):
         pass
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_items_and_entries_that_age(job: Job, tmp_path: Path) -> None:
     """Each item and entry is hidden when its own time is over."""
     feed = timed_feed(tmp_path / "timed")

@@ -60,8 +60,8 @@ def check_all(query: ckpt.CheckpointedQuery, events: list[Event], epoch: int) ->
     assert table.num_rows == sum(len(entries or ()) for _, _, entries in model.values())
 
 
-@pytest.mark.further
-@pytest.mark.wide_variants
+@pytest.mark.slow
+@pytest.mark.soak_variants
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_each_epoch(job: Job, backend: str) -> None:
     """Epoch by epoch, with idle subtasks and deletes, every kind of keyed state is as it was."""
@@ -78,7 +78,7 @@ def test_each_epoch(job: Job, backend: str) -> None:
         assert '"logOffset":7' in query.state("op", "count").get_with_epoch("k1").offsets[0]
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_beside_a_query_that_checkpoints_every_epoch(job: Job) -> None:
     """No read is older than what was committed before it, or differs from its epoch's state."""
     epochs = 12
@@ -132,7 +132,7 @@ def test_beside_a_query_that_checkpoints_every_epoch(job: Job) -> None:
     assert len(set(seen)) > 2  # it did read while epochs were committed
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("slow", ["to_pandas", "get"])
 def test_a_read_that_another_one_overtakes(
     job: Job, monkeypatch: pytest.MonkeyPatch, slow: str
@@ -170,7 +170,7 @@ def test_a_read_that_another_one_overtakes(
         assert len(found) in (1, len(KEYS))
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
 def test_writes_that_leave_memory(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was put into the copy on disk is read from there, deletes included."""
@@ -185,7 +185,7 @@ def test_writes_that_leave_memory(job: Job, monkeypatch: pytest.MonkeyPatch) -> 
             check_all(query, events, epoch)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_changes_files_have_what_spark_reads(job: Job, spark: SparkSession) -> None:
     """The handles read without Spark are those that Spark reads, epoch by epoch."""
     job.feed.add(*[events_of(epoch) for epoch in range(3)], [("k1", 1)])
@@ -205,7 +205,7 @@ def test_changes_files_have_what_spark_reads(job: Job, spark: SparkSession) -> N
     assert compared > 4
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_with_sparks_other_state_store(job: Job, spark: SparkSession) -> None:
     """With a store whose files are not read, Spark reads the handles."""
     name = "spark.sql.streaming.stateStore.providerClass"
@@ -224,7 +224,7 @@ def test_with_sparks_other_state_store(job: Job, spark: SparkSession) -> None:
         spark.conf.set(name, before)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_a_gap_of_many_epochs(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """A copy that is out of date is built again from newer files."""
     monkeypatch.setattr(handles, "_MOST_FILES", 2)
@@ -238,7 +238,7 @@ def test_a_gap_of_many_epochs(job: Job, monkeypatch: pytest.MonkeyPatch) -> None
         check_all(query, joined(map(events_of, range(7))), 6)
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_restored_and_started_again(job: Job, tmp_path: Path) -> None:
     """A fork at another parallelism, and a query that continues, read what they restored."""
     events = [*events_of(0), *events_of(1)]
@@ -263,7 +263,7 @@ def test_restored_and_started_again(job: Job, tmp_path: Path) -> None:
         check_all(query, [*events, ("k2", 3)], 2)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_what_cannot_be_read(job: Job) -> None:
     """Errors name the query, operator and state, and say what to do."""
     with job.running() as query:
@@ -305,7 +305,7 @@ class Ages(StatefulProcessor):
         pass
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_time_to_live(job: Job, tmp_path: Path) -> None:
     """An entry whose time is over is hidden, as it is from the processor in the next epoch."""
     feed: Feed = timed_feed(tmp_path / "timed")
@@ -342,7 +342,7 @@ class Digits(StatefulProcessor):
         pass
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_an_integer_beside_a_null_keeps_its_digits(job: Job) -> None:
     """A frame of doubles would not have 2**60 + 1."""
     job = job.but(processor=Digits, output="k string")
@@ -362,7 +362,7 @@ class Total(Count):
         self.count = handle.getValueState("total", "n long")
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_two_operators(job: Job) -> None:
     """Each operator has its own states."""
 

@@ -36,7 +36,7 @@ def warned(job: Job, caplog: pytest.LogCaptureFixture) -> list[str]:
     return [text for text in caplog.messages if "processor changed" in text]
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_once_in_each_run(job: Job, caplog: pytest.LogCaptureFixture) -> None:
     job = job.but(processor=Forgetful, output="k string, n long").using(OFTEN)
     for _ in range(2):

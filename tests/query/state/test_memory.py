@@ -114,7 +114,7 @@ def check_growth(
     assert grown < grown_by_all * share
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_an_epoch_beyond_the_limit(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """500,000 rows, of which a small part fits into memory."""
     check_growth(job, monkeypatch, 500_000, "16mb", 0.7)
@@ -135,7 +135,7 @@ class SpilledInTemporary(Measured):
         yield Row(k=key[0], n=sum(1 for _ in rows), spilled=len(list(found)))
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_a_batch_dataframe_keeps_to_the_limit_of_the_session(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

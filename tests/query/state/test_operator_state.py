@@ -121,7 +121,7 @@ def rows_of(job: Job) -> list[Row]:
 OUTPUT_NAMES = [column.split()[0] for column in OUTPUT.split(", ")]
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_list_broadcast_and_raw_state(job: Job, rules: Feed) -> None:
     """Every subtask has its own list and all rules, before rows, after a restart, in a fork."""
     # In between there are subtasks without keyed rows.

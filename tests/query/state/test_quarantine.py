@@ -146,7 +146,7 @@ class Alarmed(Flaky):
             yield row
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("is_drained", [False, True])
 def test_timers_of_quarantined_keys_keep_their_clock(
     job: Job, tmp_path: Path, is_drained: bool
@@ -274,7 +274,7 @@ def test_a_quarantined_key_is_erased_and_gets_no_other_name(job: Job) -> None:
     assert by_key(fork) == {"A": [(3, "[5]")], "B": [(1, "[6]")]}
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_a_program_without_quarantine_and_many_keys_at_once_are_refused(job: Job) -> None:
     job.feed.add([("a", BAD)])
     flaky(job).run()
@@ -372,7 +372,7 @@ def cities(job: Job) -> DataFrame:
 
 @pytest.mark.parametrize(
     "method",
-    ["transformWithState", pytest.param("transformWithStateInPandas", marks=pytest.mark.further)],
+    ["transformWithState", pytest.param("transformWithStateInPandas", marks=pytest.mark.slow)],
 )
 def test_a_value_that_python_does_not_have_quarantines_its_key(job: Job, method: str) -> None:
     job = job.but(processor=Cities, output=OUTPUT, arguments=PARK, plan=cities, method=method)
@@ -473,7 +473,7 @@ def _epoch_ms(query: ckpt.CheckpointedQuery) -> list[int]:
     return [each for each in found if each > 0]
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_the_command_line_releases(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
     job.feed.add([("k1", 1), ("k3", BAD), ("k4", BAD)])
     job = flaky(job)
@@ -501,7 +501,7 @@ def test_the_command_line_releases(job: Job, capsys: pytest.CaptureFixture[str])
     assert "no operator 'other'" in capsys.readouterr().err
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_a_start_releases_all_keys_if_it_is_told_to(job: Job) -> None:
     job.feed.add([("k1", 1), ("k3", BAD)])
     job = flaky(job)
@@ -515,7 +515,7 @@ def test_a_start_releases_all_keys_if_it_is_told_to(job: Job) -> None:
     assert by_key(job)["k3"] == [(1, f"[{BAD}]")]
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_the_first_start_behind_a_rollback_releases_all_keys(job: Job) -> None:
     """The checkpoints directory is a new one, and the state has quarantined keys."""
     job.feed.add([("k1", 1), ("k3", BAD)])

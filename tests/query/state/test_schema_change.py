@@ -133,7 +133,7 @@ def emitted(job: Job, run: int) -> dict[str, Emitted]:
     return {k: json.loads(text) for k, number, text in job.result() if number == run}
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_restart_and_restore(job: Job) -> None:
     """Scenario 41: changed, renamed, migrated, added, left out, one subtask after the other."""
     add(job, 0)
@@ -170,7 +170,7 @@ BAD: States = {
 }
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_refused_before_the_start(job: Job) -> None:
     """The report names every state; nothing is touched, and the old program continues."""
     add(job, 0)
@@ -203,8 +203,8 @@ def test_refused_before_the_start(job: Job) -> None:
     assert emitted(job, 1) == dict.fromkeys(KEYS, OLD_EMITTED)
 
 
-@pytest.mark.further
-@pytest.mark.wide_variants
+@pytest.mark.slow
+@pytest.mark.soak_variants
 @pytest.mark.parametrize("backend", ["rocksdb", "heap"])
 def test_tables_while_changes_are_pending(job: Job, tmp_path: Path, backend: str) -> None:
     """Each subtask is read as far as it is; old entries are read in the newest schema."""

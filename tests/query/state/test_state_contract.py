@@ -21,7 +21,7 @@ from pyspark.sql.streaming import StatefulProcessor
 import pyspark_ckpt as ckpt
 from tests.query.harness import BACKEND, BACKENDS, Feed, Job
 
-pytestmark = pytest.mark.further
+pytestmark = pytest.mark.slow
 
 INPUT = pa.schema([("k", pa.string()), ("i", pa.int64()), ("op", pa.string()), ("a", pa.int64())])
 OUTPUT = "k string, i long, result string"
@@ -138,7 +138,7 @@ def backend(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.mark.wide_variants
+@pytest.mark.soak_variants
 @settings(
     max_examples=3,
     deadline=None,

@@ -42,8 +42,8 @@ def in_order(rows: list[dict[str, Any]], parts: list[str]) -> list[dict[str, Any
     return sorted(rows, key=lambda row: [row[part] for part in parts])
 
 
-@pytest.mark.further
-@pytest.mark.wide_variants
+@pytest.mark.slow
+@pytest.mark.soak_variants
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_every_form_of_a_snapshot(job: Job, tmp_path: Path, backend: str) -> None:
     """Checkpoints, canonical and native savepoints, and those of a fork with other subtasks."""

@@ -110,7 +110,7 @@ def write(*seconds: int) -> list[list[Any]]:
     return [[("a", second, at(second)), ("b", second, at(second))] for second in seconds]
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_switched_on_restart(job: Job) -> None:
     """On, longer, shorter and off apply at once to stored entries, in both times."""
     job = job.but(output=OUTPUT, watermark="ts").using(OFTEN)
@@ -153,7 +153,7 @@ class AllKinds(StatefulProcessor):
         pass
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_expired_entries_leave_the_files(job: Job) -> None:
     """In the end, a checkpoint has only what its last epoch wrote."""
     job = job.but(processor=AllKinds, output=OUTPUT, time_mode="ProcessingTime").using(OFTEN)

@@ -117,7 +117,7 @@ def test_event_time(job: Job) -> None:
         assert each.result() == in_order(expected)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_stopped_in_the_middle(job: Job) -> None:
     """Scenario 30: stops between and within epochs lose no timer and fire none twice."""
     for i in range(7):
@@ -131,7 +131,7 @@ def test_stopped_in_the_middle(job: Job) -> None:
     assert job.result() == in_order(rows + of_every_key("timer", *range(15, 61, 10)))
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_processing_time(job: Job) -> None:
     """With availableNow they fire in epochs that have data, else as soon as they are due."""
     job = job.but(processor=ClockAlarm, time_mode="ProcessingTime", watermark=None)
@@ -157,7 +157,7 @@ def test_processing_time(job: Job) -> None:
     assert job.result() == in_order([*rows, *first, *then, TICK])
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_all_available_input_is_awaited_though_epochs_run_all_the_time(job: Job) -> None:
     job = job.but(processor=ClockAlarm, time_mode="ProcessingTime", watermark=None)
     with job.running() as query:
@@ -183,7 +183,7 @@ def await_often(query: ckpt.CheckpointedQuery) -> None:
         query.processAllAvailable()
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_a_query_that_fails_ends_the_wait_for_its_input(job: Job) -> None:
     job = job.but(processor=Unlucky, time_mode="ProcessingTime", watermark=None)
     with job.running() as query:
@@ -207,7 +207,7 @@ class Chain(Alarm):
         yield row
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_set_while_timers_fire(job: Job) -> None:
     """A timer set by a timer is kept across a restart and fires when it is due."""
     job = job.but(processor=Chain)
@@ -221,7 +221,7 @@ def test_set_while_timers_fire(job: Job) -> None:
         assert job.result() == in_order(emitted)
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_another_time_mode_is_refused_while_there_are_timers(job: Job) -> None:
     """With timers, nothing starts and nothing is written; without timers, the new clock applies."""
     job = job.but(processor=ClockAlarm, time_mode="ProcessingTime", watermark=None)

@@ -42,7 +42,7 @@ def writer(job: Job) -> ckpt.CheckpointedStreamWriter:
     return job.writer().option("path", PATH).trigger(availableNow=True)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_it_is_written_as_by_spark_and_only_a_restore_asks_for_its_log(job: Job) -> None:
     """The restore is refused before anything is written; with a known path it works."""
     job.feed.add(events_of(0))

@@ -17,7 +17,7 @@ from pyspark_ckpt.stores.directory import CompletedCheckpoints
 from tests.query.harness import INLINE, INTERVAL, Job, completed, drop_local_copies
 from tests.query.model import events_of, expected, expected_after
 
-pytestmark = pytest.mark.further
+pytestmark = pytest.mark.slow
 
 PREFIX = "spark.ckpt.high-availability"
 TYPE = f"{PREFIX}.type"
@@ -46,7 +46,7 @@ def printed(command: str, path: Path, capsys: pytest.CaptureFixture[str]) -> lis
     return [row["checkpoint_id"] for row in rows if row["status"] == "completed"]
 
 
-@pytest.mark.wide_variants
+@pytest.mark.soak_variants
 def test_a_query_and_its_readers_find_the_store(
     job: Job, store: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:

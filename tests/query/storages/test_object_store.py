@@ -46,7 +46,7 @@ def job(job: Job, s3_url: str, s3_environment: dict[str, str]) -> Iterator[Job]:
     environment.update(before)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_a_bucket_that_is_not_there_is_refused_before_anything_begins(
     job: Job, s3_environment: dict[str, str]
 ) -> None:
@@ -58,7 +58,7 @@ def test_a_bucket_that_is_not_there_is_refused_before_anything_begins(
         job.start(restore="s3://nobody-made-this/chk-1")
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_a_query_uses_s3(job: Job, s3_url: str) -> None:
     """Scenarios 5 and 23: checkpoint, stop, rebuild, savepoint, fork onto local disk.
 
@@ -114,7 +114,7 @@ def state_files(storage: Storage, number: int) -> list[FileReference]:
     return [storage.write(f"shared/state-{each}", [b"x" * each]) for each in range(number)]
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_executors_check_many_files(
     job: Job, s3_url: str, s3_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -133,7 +133,7 @@ def test_executors_check_many_files(
             check_files(storage, files, job.spark)
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_a_restore_at_equal_parallelism_is_copied_by_the_executors(
     job: Job, s3_url: str, s3_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -76,7 +76,7 @@ def requests(
     return {kind: number for kind, number in sent[0].items() if kind != "list"}, sent[1]
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_writes_grow_by_one_for_each_subtask_with_a_file_of_its_own(
     job: Job,
     driver: Counting,

@@ -81,7 +81,7 @@ def is_of_driver(request: Request) -> bool:
     return "/taskowned/" not in request.path
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_what_s3_refuses_is_reported_without_credentials(
     job: Job,
     front: Refusing,

@@ -31,7 +31,7 @@ def test_both_are_pysparks_for_isinstance() -> None:
     assert issubclass(ckpt.CheckpointedStreamWriter, DataStreamWriter)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_it_is_sparks_own_writer_where_write_stream_was_replaced(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,7 +24,7 @@ from tests.faults.epochs import Epochs, restored_epoch
 from tests.unit.checkpoint.test_full_disk import new_subtask
 from tests.unit.operator.materialized_subtask import ALWAYS, NEVER
 
-pytestmark = pytest.mark.further
+pytestmark = pytest.mark.slow
 
 MOST = 40
 
@@ -116,7 +116,7 @@ def checkpoints(directory: Path) -> None:
     runner.close()
 
 
-@pytest.mark.wide_variants
+@pytest.mark.soak_variants
 @pytest.mark.parametrize("backend_type", BACKEND_TYPES)
 def test_a_task_without_descriptors_blames_no_file_and_continues_later(
     tmp_path: Path, backend_type: str
@@ -124,6 +124,6 @@ def test_a_task_without_descriptors_blames_no_file_and_continues_later(
     in_a_process(epochs_of_a_subtask, tmp_path, backend_type)
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_a_checkpoint_without_descriptors_aborts_and_the_next_is_taken(tmp_path: Path) -> None:
     in_a_process(checkpoints, tmp_path)

@@ -28,7 +28,7 @@ from tests.faults.disk import Disk
 from tests.faults.epochs import Epochs, files_of, restored_epoch
 from tests.unit.operator.materialized_subtask import ALWAYS, NEVER, MaterializedSubtask
 
-pytestmark = pytest.mark.further
+pytestmark = pytest.mark.slow
 
 DISK_BYTES = 48 << 20
 _CHANCE = random.Random(27)
@@ -201,7 +201,7 @@ def test_an_fsync_that_finds_no_room_aborts_and_the_one_before_stays(tmp_path: P
     runner.close()
 
 
-@pytest.mark.wide_variants
+@pytest.mark.soak_variants
 @pytest.mark.parametrize("backend_type", BACKEND_TYPES)
 def test_segments_and_base_snapshots_without_room_leave_nothing(
     tmp_path: Path, backend_type: str
@@ -210,7 +210,7 @@ def test_segments_and_base_snapshots_without_room_leave_nothing(
     on_a_small_disk(files_of_tasks, disk, DISK_BYTES, tmp_path / "local", backend_type)
 
 
-@pytest.mark.wide_variants
+@pytest.mark.soak_variants
 @pytest.mark.parametrize("backend_type", BACKEND_TYPES)
 def test_a_local_copy_without_room_is_an_error_and_right_once_there_is(
     tmp_path: Path, backend_type: str

@@ -23,7 +23,7 @@ from pyspark_ckpt.storage.open import LocalStorage
 from pyspark_ckpt.stores.directory import CompletedCheckpoints
 from tests.unit.operator.materialized_subtask import MaterializedSubtask, Uploads
 
-pytestmark = pytest.mark.further
+pytestmark = pytest.mark.slow
 
 SUBTASKS = 2
 RETAINED = 3

@@ -92,8 +92,8 @@ class Files:
         return set().union(*referred, *written)
 
 
-@pytest.mark.further
-@pytest.mark.wide_variants
+@pytest.mark.slow
+@pytest.mark.soak_variants
 @pytest.mark.parametrize(("retained", "backend"), [(1, "rocksdb"), (3, "heap")])
 def test_files_stay_as_long_as_they_are_referred_to_and_their_bytes_are_freed(
     directory: Path, retained: int, backend: str

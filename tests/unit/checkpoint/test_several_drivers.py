@@ -196,7 +196,7 @@ def test_discarding_refuses_what_the_driver_before_may_still_publish(
     assert (store.ids(), store.last_id()) == ([], 3)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "is_complete"), [("files", True), ("files", False), ("kubernetes", False)]
 )

@@ -116,7 +116,7 @@ def disks(tmp_path: Path) -> Iterator[Path]:
 
 each_operation = pytest.mark.parametrize(
     "every",
-    [pytest.param(3, id="one in three"), pytest.param(1, id="each", marks=pytest.mark.wide)],
+    [pytest.param(3, id="one in three"), pytest.param(1, id="each", marks=pytest.mark.soak)],
 )
 
 
@@ -176,7 +176,7 @@ def taken_with_a_fault(storage: Storage, fault: str, index: int | None) -> tuple
 CHANGING = ("write", "delete", "delete_directory", "make_directory")
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 @pytest.mark.parametrize("fault", FAULTS)
 def test_each_single_operation_of_an_object_store_fails_in_turn(fault: str) -> None:
     """Scenarios 1, 2 and 5: not done, done with the answer lost, or cut."""
@@ -193,7 +193,7 @@ def test_each_single_operation_of_an_object_store_fails_in_turn(fault: str) -> N
             assert done[index].partition("-")[0] == name.partition("-")[0]
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_a_publication_to_s3_whose_answer_is_lost_is_decided_by_reading(s3_url: str) -> None:
     """Scenario 2, against a real server."""
     storage = open_storage(s3_url)
@@ -336,7 +336,7 @@ def _stale_history(seed: int) -> Iterator[str]:
         runner.close()
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("round_", range(8))
 def test_late_listings_break_nothing(round_: int, seed: int) -> None:
     """Scenario 5: no id comes twice, one driver writes, the retained checkpoints are whole."""

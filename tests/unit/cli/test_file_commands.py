@@ -171,7 +171,7 @@ def test_list_finds_savepoints_in_sub_directories(
     assert re.search(r"\d\d:\d\d:\d\dZ", text), "the time says its zone"
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_python_runs_the_package(savepoint: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "pyspark_ckpt", "verify", str(savepoint)],
@@ -181,7 +181,7 @@ def test_python_runs_the_package(savepoint: Path) -> None:
     assert "all intact" in done.stdout
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_what_a_command_leaves_out_is_told_beside_its_output(savepoint: Path) -> None:
     """In a separate process, because the test runner has its own handlers of the log."""
     away = savepoint.parents[1] / "away"
@@ -198,7 +198,7 @@ def test_what_a_command_leaves_out_is_told_beside_its_output(savepoint: Path) ->
     assert "team?[2J?forged is left out of a search" in warning
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_an_error_in_the_log_has_its_traceback(savepoint: Path) -> None:
     program = (
         "import logging; from pyspark_ckpt.cli.main import main\n"
@@ -368,14 +368,14 @@ def test_names_in_a_file_do_not_steer_the_terminal(
     assert "\r" not in out
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_a_reader_that_has_seen_enough_is_no_error(savepoint: Path) -> None:
     program = f"{sys.executable} -m pyspark_ckpt.cli show {savepoint} | true"
     done = subprocess.run(program, shell=True, capture_output=True, text=True, check=False)
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_as_a_program_it_starts_no_spark(savepoint: Path) -> None:
     program = (
         "import sys; from pyspark_ckpt.cli.main import main\n"
@@ -386,7 +386,7 @@ def test_as_a_program_it_starts_no_spark(savepoint: Path) -> None:
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("at_ms", [9 * 10**18, 253402300800000, -(9 * 10**18), 2**63 - 1])
 def test_a_time_that_pandas_lacks_hides_no_other_entry(
     storage: Storage,
@@ -421,7 +421,7 @@ def test_a_time_that_pandas_lacks_hides_no_other_entry(
     assert "after 1970" in utc_text(at_ms)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
 def test_a_name_that_the_terminal_cannot_show(
     storage: Storage,

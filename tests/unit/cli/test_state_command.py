@@ -155,7 +155,7 @@ def saved(directory: Path, keys: list[tuple[bytes, str]]) -> str:
     return path
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
 def test_csv_on_standard_output_has_every_character(odd: str, encoding: str) -> None:
     """Through a pipe, as a program reads it."""
@@ -252,7 +252,7 @@ def test_a_file_is_replaced_as_a_whole(run: Run, odd: str, tmp_path: Path) -> No
     os.close(reader)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_it_starts_no_jvm() -> None:
     program = (
         "import sys; from pyspark_ckpt.cli.main import main\n"

@@ -205,7 +205,7 @@ def test_an_address_with_a_token_leads_to_the_same_page(
     assert (answer.status_code, answer.headers["Location"]) == (302, led_to)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_a_link_on_a_page_of_another_site_leads_to_the_console(
     root: LocalStorage, tmp_path: Path
 ) -> None:

@@ -18,7 +18,7 @@ KEY = '{"type":"struct","fields":[{"name":"k","type":"string","nullable":true,"m
 LOCAL = "http://127.0.0.1:8270"
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_pages_of_queries_in_a_bucket(s3_url: str, snapshot: CheckpointMetadata) -> None:
     operators = tuple(
         msgspec.structs.replace(operator, key_schema=KEY, handles=())

@@ -23,7 +23,7 @@ from pyspark_ckpt.console.opening import LOOPBACK, open_console
 from pyspark_ckpt.console.serving import NICENESS
 from pyspark_ckpt.errors import CkptError, ConfigurationError
 
-pytestmark = pytest.mark.further
+pytestmark = pytest.mark.slow
 
 HOLDER = """
 import sys

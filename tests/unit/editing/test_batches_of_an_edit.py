@@ -32,7 +32,7 @@ class Texts(StatefulProcessor):
         """Close nothing."""
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_a_task_of_an_edit_gets_batches_of_limited_size(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,7 +55,7 @@ def numbers(rows: DataFrame, name: str) -> list[int | None]:
     return [row[0] for row in times.collect()]
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_timers_of_any_millisecond(spark: SparkSession) -> None:
     times = [0, -7, LAST, -LAST, LONG - 1, -LONG, 10**18]
     rows = stored_times(frame(spark, "fires_at", times), TIMERS, None, in_ms=True)

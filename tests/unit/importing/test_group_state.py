@@ -86,7 +86,7 @@ def imported(spark: SparkSession, ddl: str, value: Any) -> Any:
     return rows.select("e.n").first().n  # type: ignore[union-attr]
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize(("ddl", "value", "stored"), GIVEN)
 def test_values(spark: SparkSession, ddl: str, value: Any, stored: Any) -> None:
     found = imported(spark, ddl, value)
@@ -96,7 +96,7 @@ def test_values(spark: SparkSession, ddl: str, value: Any, stored: Any) -> None:
     assert codec.decode(codec.encode((value,))) == (found,)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [NOON, NOON.replace(tzinfo=None, fold=1), NOON.replace(fold=1)])
 def test_times(spark: SparkSession, value: datetime) -> None:
     entries, schema = entries_of("timestamp", value)

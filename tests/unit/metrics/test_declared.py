@@ -19,7 +19,7 @@ from tools import write_metrics
 
 @pytest.mark.parametrize("page", write_metrics.PAGES, ids=lambda path: path.stem)
 def test_a_page_is_made_from_its_list(page: Path) -> None:
-    assert page.read_text(encoding="utf-8") == write_metrics.page(page), "run: make metrics"
+    assert page.read_text(encoding="utf-8") == write_metrics.page(page), "run: make pages"
 
 
 def test_names_and_labels_are_ones_of_prometheus() -> None:
@@ -69,7 +69,7 @@ def test_epochs_are_counted_once() -> None:
     assert found["watermark_lag", ()] == 6
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("reporter", "module"),
     [("prometheus", "prometheus_client"), ("opentelemetry", "opentelemetry.sdk")],

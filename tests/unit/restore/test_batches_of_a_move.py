@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from pyspark_ckpt.spark.own_session import SMALL_BATCHES, own_session
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_spark_cuts_batches_by_their_bytes(spark: SparkSession) -> None:
     """Ten thousand large entries at once would be too much."""
     if spark.version < "4.1":

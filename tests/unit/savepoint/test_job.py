@@ -51,8 +51,8 @@ def test_without_a_terminal_nothing_is_shown(capfd: pytest.CaptureFixture[str]) 
     assert capfd.readouterr() == ("", "")
 
 
-@pytest.mark.further
-@pytest.mark.wide_variants
+@pytest.mark.slow
+@pytest.mark.soak_variants
 @pytest.mark.parametrize(("program", "expected"), [(PROGRAM, "100%"), (TASKS, "75%")])
 def test_on_a_terminal_there_is_a_bar(program: str, expected: str) -> None:
     shown = _shown_on_a_terminal(program)

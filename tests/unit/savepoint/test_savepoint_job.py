@@ -25,7 +25,7 @@ def copy_of(subtask: int, size_bytes: int) -> SubtaskCopy:
     return SubtaskCopy(handle=handle, source="s", target="t", is_canonical=True, token="x")
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("size_bytes", "idle_ms", "at_once"),
     [

@@ -45,7 +45,7 @@ def differing(spark: SparkSession, tmp_path: Path) -> Any:
     return between
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("types", "common", "old", "new", "expected"),
     [
@@ -87,7 +87,7 @@ def test_numbers_of_two_types(
     assert note.endswith(f"compared as {common}")
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_decimals_that_are_one_float(differing: Any) -> None:
     old, new = Decimal("12345678901234.123456"), Decimal("12345678901234.123457")
     types = ("decimal(30, 6)", "decimal(30, 6)")
@@ -95,7 +95,7 @@ def test_decimals_that_are_one_float(differing: Any) -> None:
     assert differing(types, [old], [new], 1e-12) == ({}, [])
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_one_row_that_differs_often_fills_no_memory(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,7 +151,7 @@ def streamed(spark: SparkSession, tmp_path: Path) -> Any:
 ID = {"parquet.field.id": 1}
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "new"),
     [

@@ -78,8 +78,8 @@ def put(n: int, x: float = 0.5) -> Work:
     return lambda states, key: states["n"].update((n, x))
 
 
-@pytest.mark.further
-@pytest.mark.wide_variants
+@pytest.mark.slow
+@pytest.mark.soak_variants
 @pytest.mark.parametrize("subtasks", [(2, 2), (2, 3)])
 def test_one_key_in_100_000_is_named(tmp_path: Path, subtasks: tuple[int, int]) -> None:
     keys = [(f"k{number}",) for number in range(100_000)]

@@ -48,7 +48,7 @@ PROGRAMS = st.lists(
 )  # fmt: skip
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @example(
     programs=[(["a", "b"], 1, [0]), (["a", "c"], 1, [0, 1]), (["a", "c"], 2, [0, 1])], old=2
 )  # values decoded with the other subtask's schemas

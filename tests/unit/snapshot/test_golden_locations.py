@@ -94,7 +94,7 @@ def as_told(rows: dict[str, Rows]) -> dict[str, Any]:
 NAMES = ("total", "items", "tally", "lasting", "short", "aging")
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_keyed_states_and_timers_are_what_the_processor_saw(
     snapshot: ckpt.results.Snapshot,
 ) -> None:
@@ -108,7 +108,7 @@ def test_keyed_states_and_timers_are_what_the_processor_saw(
     assert {key for table in tables.values() for key in table} == set(expected)
 
 
-@pytest.mark.wide_variants
+@pytest.mark.soak_variants
 def test_one_key(snapshot: ckpt.results.Snapshot) -> None:
     for key, told in seen().items():
         rows: dict[str, Rows] = {"timers": []}
@@ -119,7 +119,7 @@ def test_one_key(snapshot: ckpt.results.Snapshot) -> None:
         assert all(found[name] == told[name] for name in NAMES)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_state_of_subtasks(snapshot: ckpt.results.Snapshot) -> None:
     told = subtasks_seen()
     for name in ("dealt", "united"):

@@ -155,7 +155,7 @@ def test_an_entry_of_another_form(path: Path, table: str, key: bytes, value: byt
             assert snapshot.state(UID, "value").get("a") == {"n": 1}
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_random_entries(path: Path) -> None:
     """Whatever the bytes are, they are read or refused by name."""
     seed = random.randrange(1 << 32)

@@ -102,7 +102,7 @@ def each_seen(types: list[T.DataType], values: tuple[Any, ...]) -> list[Any]:
 KEY_TYPES = TYPES.filter(lambda one: not holds(one[0], (T.MapType, T.VariantType, *TIME_OF_DAY)))
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @given(st.data(), st.booleans())
 @settings(max_examples=60, deadline=None)
 def test_all_kinds_and_types(data: st.DataObject, canonical: bool) -> None:

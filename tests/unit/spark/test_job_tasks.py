@@ -14,7 +14,7 @@ from pyspark_ckpt.spark.jobs import SparkJobs
 from tests.query.harness import until
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_tasks_are_counted_while_they_run(spark: SparkSession, tmp_path: Path) -> None:
     gate = str(tmp_path / "gate")
 

@@ -88,7 +88,7 @@ class _Raises:
         yield from ()
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("simplified", ["true", "false"])
 def test_a_real_task_passes_class_and_message_on(spark: SparkSession, simplified: str) -> None:
     message = f"op, key ('\u00e9', '\U0001f600'): raised\n{LINES}\n{FORGED}"
@@ -106,7 +106,7 @@ def test_a_real_task_passes_class_and_message_on(spark: SparkSession, simplified
     assert str(found) == message
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_an_error_of_the_user_is_left_alone(spark: SparkSession) -> None:
     """It is left alone even if its text looks like an error of the library."""
     text = "pyspark_ckpt.errors.CorruptFileError: said by the user"
@@ -121,7 +121,7 @@ def test_the_text_of_an_error_has_no_java_stack() -> None:
     assert error_text(OSError(text)) == "OSError: calling o1.load.\n: SparkException: no session"
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_every_function_that_spark_calls_in_a_task_marks_errors() -> None:
     package = Path(pyspark_ckpt.__file__).parent
     functions = {

@@ -52,8 +52,8 @@ OLD = {b"a": b"old", b"b": b"old"}
 NEW = {b"a": b"new", b"c": b"new"}
 
 
-@pytest.mark.further
-@pytest.mark.wide_variants
+@pytest.mark.slow
+@pytest.mark.soak_variants
 @pytest.mark.parametrize("backend_type", BACKEND_TYPES)
 def test_a_process_killed_at_any_step_of_apply_leaves_one_whole_version(
     tmp_path: Path, backend_type: str

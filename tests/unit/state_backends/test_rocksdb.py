@@ -203,7 +203,7 @@ def test_stored_bytes_are_never_unpickled(tmp_path: Path) -> None:
     assert not canary.exists()
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_small_runs_are_merged_and_large_ones_left_alone(tmp_path: Path) -> None:
     """In short epochs, a merge of large runs would never end and would start again each time."""
     place = tmp_path / "db"

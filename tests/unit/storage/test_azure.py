@@ -19,7 +19,7 @@ from tests.servers.azure import ACCOUNT, CONTAINER
 from tests.servers.losing_server import Losses, losing_azure
 from tests.servers.s3_front import Request
 
-pytestmark = pytest.mark.wide
+pytestmark = pytest.mark.soak
 
 LARGE = 2 * PART_BYTES + 1
 CONNECTION = "AZURE_STORAGE_CONNECTION_STRING"

@@ -132,7 +132,7 @@ def test_what_is_no_bucket_is_refused_and_no_secret_is_shown(url: str) -> None:
     assert "secret" not in str(refused.value)
 
 
-@pytest.mark.wide_variants
+@pytest.mark.soak_variants
 @pytest.mark.parametrize(
     ("missing", "says"), [("google.auth", "pyspark_ckpt[gcs]"), ("", "finds no credentials")]
 )

@@ -17,7 +17,7 @@ from pyspark_ckpt.storage.servers.hdfs import HdfsStorage
 from tests.servers.hdfs import Hdfs
 from tests.unit.without_library import check_advice
 
-pytestmark = pytest.mark.wide
+pytestmark = pytest.mark.soak
 
 
 class LosingAnswers:

@@ -47,7 +47,7 @@ def test_the_counts_are_the_servers(s3_url: str, counting: Counting) -> None:
     assert counted == {"delete": 1, "get": 2, "head": 5, "list": 2 + 2 + 3, "put": 1 + 5}
 
 
-@pytest.mark.wide_variants
+@pytest.mark.soak_variants
 @pytest.mark.parametrize("fixture", ["gcs_url", "hdfs_url", "azure_url"])
 def test_every_server_counts_one_write_and_one_read(
     fixture: str, request: pytest.FixtureRequest

@@ -321,7 +321,7 @@ def test_a_directory_goes_with_the_objects_that_hadoop_makes_for_it(
     assert storage.list() == ["seeds"]
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 @pytest.mark.parametrize("size", [1, LARGE])
 def test_a_server_that_is_killed_during_a_write_is_an_error(
     s3_environment: dict[str, str], monkeypatch: pytest.MonkeyPatch, size: int

@@ -37,14 +37,14 @@ class TestS3Storage(StorageContract):
             yield losses.lose
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 class TestHdfsStorage(StorageContract):
     @pytest.fixture
     def url(self, hdfs_url: str) -> str:
         return f"{hdfs_url}/check points"
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 class TestAzureStorage(StorageContract):
     @pytest.fixture
     def url(self, azure_url: str) -> str:

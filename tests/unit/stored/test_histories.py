@@ -109,7 +109,7 @@ PROGRAMS = st.lists(
 )  # fmt: skip
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @example(
     programs=[
         (["n", "a"], {0: True, 1: True}),

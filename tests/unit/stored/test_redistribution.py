@@ -231,7 +231,7 @@ def directory() -> Iterator[Path]:
     shutil.rmtree(path)
 
 
-@pytest.mark.wide_variants
+@pytest.mark.soak_variants
 @pytest.mark.parametrize("parallelism", PARALLELISMS)
 def test_to_every_parallelism_and_back(parallelism: int, directory: Path) -> None:
     """Scenario 36: keyed state is the same in any number of subtasks, each where it belongs."""

@@ -60,7 +60,7 @@ def read_on_a_full_disk(disk: Path, durable: str, backend_type: str) -> None:
     assert not list(disk.iterdir())
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 @pytest.mark.parametrize("backend_type", BACKEND_TYPES)
 def test_a_full_disk_is_an_error_and_does_not_fill_the_memory(
     tmp_path: Path, backend_type: str

@@ -112,7 +112,7 @@ def test_the_driver_before_takes_the_query_back(
     second.close()
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_there_and_back_again(epochs: Epochs) -> None:
     """What was removed since then is no longer complete, and ids only grow."""
     ids = []

@@ -132,7 +132,7 @@ def test_without_a_server_it_says_where_to_run(
         open_store(storage, settings, QUERY_ID)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_without_its_library_it_says_what_to_install() -> None:
     check_advice(
         "kubernetes",

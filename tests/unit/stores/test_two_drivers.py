@@ -117,7 +117,7 @@ def checkpoints(store: CompletedCheckpointStore, storage: Storage) -> dict[int, 
     return {number: restored_epoch(store, storage, number) for number in store.ids()}
 
 
-@pytest.mark.wide_variants
+@pytest.mark.soak_variants
 @pytest.mark.parametrize(("stop_at", "occurrence"), FILES)
 def test_a_driver_that_was_stopped_is_fenced_when_it_continues(
     tmp_path: Path, stop_at: str, occurrence: int
@@ -151,7 +151,7 @@ def test_a_driver_that_was_stopped_between_finding_garbage_and_deleting_it_delet
     second.close()
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_a_driver_that_was_stopped_publishes_nothing_in_s3(
     s3_url: str, s3_environment: dict[str, str]
 ) -> None:
@@ -175,7 +175,7 @@ def test_a_driver_that_was_stopped_changes_nothing_in_zookeeper(
     assert taken_over(storage, settings, first) == [1, 3, 4, 5]
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_a_driver_that_was_stopped_changes_nothing_in_kubernetes(
     tmp_path: Path, kubernetes: ConfigMaps
 ) -> None:

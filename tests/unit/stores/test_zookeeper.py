@@ -46,7 +46,7 @@ def test_without_its_library_it_says_what_to_install() -> None:
     )
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_servers_that_die_fail_checkpoints_and_forget_nothing(
     storage: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,4 +1,4 @@
-"""The harness passes PySpark's tests of TwsTester; ``make conformance`` runs the other tests."""
+"""The harness passes PySpark's tests of TwsTester; ``make prove`` runs the other tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 @pytest.mark.skipif(
     find_spec("pyspark.sql.streaming.tws_tester") is None, reason="this PySpark has no TwsTester"
 )

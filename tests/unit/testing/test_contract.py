@@ -77,7 +77,7 @@ class TestBothTesters:
         )
         assert seen[0] == {"key": ["ada"], "n": [11]}
 
-    @pytest.mark.further
+    @pytest.mark.slow
     @given(st.lists(st.tuples(KEYS, NUMBERS), max_size=8))
     def test_lists_and_maps(self, calls: list[tuple[Any, list[int]]]) -> None:
         def scenario(tester: Any) -> Any:
@@ -116,7 +116,7 @@ class TestBothTesters:
             eventTimeExtractor=at_row if mode == "EventTime" else None,
         )
 
-    @pytest.mark.further
+    @pytest.mark.slow
     @given(st.lists(st.integers(0, 40), min_size=1), st.integers(1, 40))
     def test_late_rows_are_dropped(self, times: list[int], watermark: int) -> None:
         times = [*times, watermark + 1]  # a key without rows in time is not called by us

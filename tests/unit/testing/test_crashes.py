@@ -77,7 +77,7 @@ def new_harness(**named: Any) -> ProcessorHarness:
 
 
 class TestHistories:
-    @pytest.mark.further
+    @pytest.mark.slow
     @pytest.mark.parametrize("conf", [{}, ALL_IN_FILES], ids=["inline", "in files"])
     @given(history=calls())
     @settings(max_examples=15)

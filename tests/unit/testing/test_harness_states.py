@@ -124,7 +124,7 @@ class TestStates:
 
 
 class TestSnapshots:
-    @pytest.mark.further
+    @pytest.mark.slow
     @pytest.mark.parametrize("before", BACKEND_TYPES)
     @pytest.mark.parametrize("after", BACKEND_TYPES)
     def test_a_snapshot_outlives_its_harness(self, before: str, after: str) -> None:

@@ -32,7 +32,7 @@ def test_looks_itself(replay_capture):
 """
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_the_fixture_fails_a_test_with_what_differs(tmp_path: Path) -> None:
     query = CapturedQuery(tmp_path, "heap", Frames(), mode="pandas")
     query.epoch([("a", 1)])

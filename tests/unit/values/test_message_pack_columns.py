@@ -31,8 +31,8 @@ def tables(draw: st.DrawFn) -> tuple[T.StructType, list[tuple[Any, ...]]]:
     return struct(*(kind for kind, _ in columns)), draw(st.lists(values, min_size=1, max_size=4))
 
 
-@pytest.mark.further
-@pytest.mark.wide_variants
+@pytest.mark.slow
+@pytest.mark.soak_variants
 @pytest.mark.parametrize("form", _FORMS)
 @settings(deadline=None, max_examples=300)
 @given(tables())
@@ -71,7 +71,7 @@ def test_a_wide_tuple_and_slices_of_columns() -> None:
     assert encoded_tuples(sliced, schema, Form.KEY, heads).to_pylist() == wanted
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @settings(deadline=None, max_examples=300)
 @given(tables())
 def test_keys_are_those_that_the_plan_sends(

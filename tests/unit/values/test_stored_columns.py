@@ -87,7 +87,7 @@ def stored_tuples(draw: st.DrawFn) -> tuple[T.StructType, list[bytes | None]]:
     return schema, draw(st.lists(st.none() | values, min_size=1, max_size=4))
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @settings(deadline=None, max_examples=300)
 @given(stored_tuples())
 def test_what_is_read_is_what_the_codec_reads(
@@ -101,7 +101,7 @@ def test_what_is_read_is_what_the_codec_reads(
 _CHANGES = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 255)), max_size=3)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @settings(deadline=None, max_examples=600)
 @given(
     st.lists(st.sampled_from(READ), min_size=1, max_size=3), st.data(), _CHANGES, st.integers(-3, 3)

@@ -147,7 +147,7 @@ CHANGED = [
 ]
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("ansi", ["true", "false"])
 @pytest.mark.parametrize(("wanted", "value"), KEPT)
 def test_values_that_stay_the_same_may_have_another_type(
@@ -164,7 +164,7 @@ def test_values_that_stay_the_same_may_have_another_type(
         ]
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("ansi", ["true", "false"])
 @pytest.mark.parametrize(("wanted", "value"), CHANGED)
 def test_values_that_would_be_others_are_refused(

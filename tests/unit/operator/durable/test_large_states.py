@@ -23,7 +23,7 @@ from pyspark_ckpt.values.codec import TupleCodec
 from state_backends import BACKEND_TYPES, Changes, StateBackend, open_backend
 from tests.unit.operator.subtask_epochs import IN_MEMORY, KEYS, NUMBER, SubtaskEpochs
 
-pytestmark = pytest.mark.further
+pytestmark = pytest.mark.slow
 
 ENTRIES = 1_000_000
 VALUES = 100_000
@@ -114,7 +114,7 @@ def test_values_of_ten_megabytes_come_back_whole(epochs: SubtaskEpochs) -> None:
     assert epochs.begin().getValueState("v", BLOB).get() == (blob,)
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 @pytest.mark.parametrize("backend_type", [pytest.param("heap", marks=pytest.mark.soak), "rocksdb"])
 def test_memory_does_not_grow_with_what_is_written_applied_or_rebuilt(
     tmp_path: Path, backend_type: str
@@ -128,7 +128,7 @@ def test_memory_does_not_grow_with_what_is_written_applied_or_rebuilt(
     assert max(grown.values()) < 230
 
 
-@pytest.mark.wide_variants
+@pytest.mark.soak_variants
 @pytest.mark.parametrize("backend_type", BACKEND_TYPES)
 def test_large_values_are_never_all_in_memory(
     tmp_path: Path, storage: Storage, handle: Handle, backend_type: str

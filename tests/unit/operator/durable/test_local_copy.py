@@ -232,7 +232,7 @@ def test_a_copy_that_turns_out_damaged_is_thrown_away(subtask: Subtask) -> None:
     assert subtask.read(subtask.handle) == {b"a": b"1"}
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("backend_type", ["rocksdb"])
 def test_killed_attempts_leave_neither_locks_nor_files(subtask: Subtask) -> None:
     """Scenario 26: killed tasks."""
@@ -324,8 +324,8 @@ def large_puts(value: str) -> dict[str, str | None]:
     return {f"k{number:02}": value * 700_000 for number in range(40)}
 
 
-@pytest.mark.further
-@pytest.mark.wide_variants
+@pytest.mark.slow
+@pytest.mark.soak_variants
 @pytest.mark.parametrize("eighths", [1, 6])
 def test_a_copy_that_was_being_brought_to_a_handle_is_completed_and_never_trusted(
     subtask: Subtask, eighths: int
@@ -361,8 +361,8 @@ def test_a_copy_that_was_being_brought_to_a_handle_is_completed_and_never_truste
         assert subtask.read(wanted) == expected
 
 
-@pytest.mark.further
-@pytest.mark.wide_variants
+@pytest.mark.slow
+@pytest.mark.soak_variants
 @pytest.mark.parametrize("eighths", [1, 6])
 def test_a_copy_killed_while_it_is_rebuilt_is_completed(subtask: Subtask, eighths: int) -> None:
     subtask.inline = False

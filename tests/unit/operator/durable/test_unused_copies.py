@@ -23,7 +23,7 @@ from pyspark_ckpt.operator.durable.local_copy import (
 )
 from pyspark_ckpt.storage.open import LocalStorage
 
-pytestmark = pytest.mark.further
+pytestmark = pytest.mark.slow
 
 HOUR_S = 3600.0
 AT_ONCE = Keeping(longest_s=0, shortest_s=0, every_s=0)
@@ -96,7 +96,7 @@ def test_of_copies_that_are_too_much_the_longest_unused_go(copies: Copies) -> No
     assert fresh.is_dir()
 
 
-@pytest.mark.wide_variants
+@pytest.mark.soak_variants
 @pytest.mark.parametrize("held", [1, 2])
 def test_a_copy_in_use_stays_however_old(copies: Copies, held: int) -> None:
     """Another process uses it; with two copies, it uses the private one."""

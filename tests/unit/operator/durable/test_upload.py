@@ -160,8 +160,8 @@ def test_an_epoch_that_must_wait_for_an_upload_says_why_it_cannot(
     check_picked_up(subtask)
 
 
-@pytest.mark.further
-@pytest.mark.wide_variants
+@pytest.mark.slow
+@pytest.mark.soak_variants
 @pytest.mark.parametrize("seed", range(3))
 def test_a_killed_upload_costs_nothing_but_the_upload(
     subtask: MaterializedSubtask, seed: int

@@ -17,7 +17,7 @@ from pyspark_ckpt.operator.modes.output import ArrowOutput, PandasOutput, RowsOu
 from pyspark_ckpt.operator.rows.mode import Output
 from pyspark_ckpt.operator.rows.output import CHUNK_ROWS, OutputRows
 
-pytestmark = pytest.mark.further
+pytestmark = pytest.mark.slow
 
 SCHEMA = T.StructType([T.StructField("n", T.LongType()), T.StructField("text", T.StringType())])
 NO_OUTPUT: list[Any] = [None, [], iter(())]

@@ -43,7 +43,7 @@ def contents(harness, keys):
     return {(key, name): harness.peek(name, key) for key in keys for name in STATES}
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None)
 @given(epochs, st.sampled_from(BACKEND_TYPES), st.integers(0, 5), st.booleans())
 def test_release_makes_good_what_failed(given_epochs, backend, restart, in_frames):
@@ -255,7 +255,7 @@ def _again(call):
         return call()
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @settings(max_examples=5, deadline=None)
 @given(epochs)
 def test_writes_that_do_not_fit_into_memory_are_undone(given_epochs):

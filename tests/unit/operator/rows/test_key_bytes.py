@@ -80,7 +80,7 @@ def encoded() -> list[str]:
     return [TupleCodec(struct(k), "keys", is_key=True).encode((v,)).hex() for k, v, _ in KEYS]
 
 
-@pytest.mark.further
+@pytest.mark.slow
 def test_bytes_are_fixed_in_every_process() -> None:
     """Scenario 40: keys of every type."""
     root = Path(__file__).parents[4]

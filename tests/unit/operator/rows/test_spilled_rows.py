@@ -49,7 +49,7 @@ def check_spill(directory: Path, typed: Sequence[Typed], data: st.DataObject) ->
     assert list(directory.iterdir()) == []
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @settings(max_examples=20)
 @given(st.data())
 def test_rows_of_all_types_are_the_same_after_a_spill(
@@ -58,7 +58,7 @@ def test_rows_of_all_types_are_the_same_after_a_spill(
     check_spill(tmp_path_factory.mktemp("all"), ALL_TYPES, data)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @given(st.lists(TYPES, max_size=3), st.data())
 def test_nested_values_are_the_same_after_a_spill(
     tmp_path_factory: pytest.TempPathFactory, typed: list[Typed], data: st.DataObject

@@ -28,7 +28,7 @@ from tests.faults.epochs import COUNT, NUM_RETAINED, QUERY_ID, Epochs, files_of,
 from tests.faults.subtask_program import STOPS, packed, unpacked
 from tests.unit.operator.materialized_subtask import ALWAYS, NEVER, MaterializedSubtask, Writes
 
-pytestmark = pytest.mark.further
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[4]
 
@@ -169,7 +169,7 @@ def begin(running: Running) -> Iterator[Callable[..., Attempt]]:
         attempt.close()
 
 
-@pytest.mark.wide_variants
+@pytest.mark.soak_variants
 def test_a_task_and_its_twin_on_another_executor_both_finish(
     running: Running, begin: Callable[..., Attempt], tmp_path: Path, chance: random.Random
 ) -> None:
@@ -200,7 +200,7 @@ def test_a_task_and_its_twin_on_another_executor_both_finish(
     assert running.left() == set()
 
 
-@pytest.mark.wide_variants
+@pytest.mark.soak_variants
 def test_executors_that_stand_still_continue_after_they_are_given_up(
     running: Running, begin: Callable[..., Attempt], tmp_path: Path
 ) -> None:

@@ -17,7 +17,7 @@ from pyspark_ckpt.operator.run.garbage import (
     used_memory_bytes,
 )
 
-pytestmark = pytest.mark.further
+pytestmark = pytest.mark.slow
 
 
 class Node:
@@ -91,7 +91,7 @@ def test_cycles_stay_until_the_process_has_grown() -> None:
     assert process.alive == 1, "it counts from the last collection"
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 def test_garbage_of_many_tasks_is_bounded() -> None:
     """Each task leaves a megabyte in a cycle; without collections that were 500 MB."""
     collection = SeldomCollection(lambda: 0.0, used_memory_bytes)

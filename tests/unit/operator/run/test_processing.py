@@ -145,7 +145,7 @@ def much(self: Logged, key: Any, *_: Any) -> Iterator[Row]:
         yield Row(k=key[0], n=n)
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("of_timer", [False, True])
 def test_what_one_call_yields_leaves_while_it_yields(
     subtask: Subtask, monkeypatch: pytest.MonkeyPatch, *, of_timer: bool
@@ -171,7 +171,7 @@ def test_what_one_call_yields_leaves_while_it_yields(
     assert processor.left[-1] - processor.left[0] == 2
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("before", [0, 1, CHUNK_ROWS - 1, CHUNK_ROWS, 2 * CHUNK_ROWS + 5])
 @pytest.mark.parametrize("of_timer", [False, True])
 def test_a_row_that_does_not_fit_names_its_key_behind_rows_that_have_left(

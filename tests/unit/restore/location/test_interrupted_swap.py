@@ -221,7 +221,7 @@ MOST_REQUESTS = 62
 DONE_BY_OBJECTS = {**DONE_WITH_VOID, "_kept/_all_moved_out": "all of it is here\n"}
 
 
-@pytest.mark.further
+@pytest.mark.slow
 @pytest.mark.parametrize("does_last", [False, True])
 def test_without_renames_it_is_cut_off_at_every_request(tmp_path: Path, does_last: bool) -> None:
     """And the swap that finishes it is cut off too."""

@@ -146,7 +146,7 @@ def test_a_paused_driver_adds_nothing_to_what_another_has_filled(
     assert 10 < fenced < MOST_STEPS - 5
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 @kinds
 def test_a_paused_driver_never_completes_what_another_has_half_filled(
     kind: str, tmp_path: Path

@@ -17,11 +17,11 @@ import pytest
 from pyspark_ckpt.storage.open import open_storage
 from pyspark_ckpt.storage.servers import azure as azure_storage
 from pyspark_ckpt.storage.servers import gcs as gcs_storage
-from tests.reach.front import Front
+from tests.external.front import Front
 from tests.servers.azure import ACCOUNT, connection_string
 from tests.servers.s3 import ask
 
-pytestmark = [pytest.mark.reach, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.external, pytest.mark.timeout(1200)]
 
 SIZES = (1 << 10, 17 << 20)
 """One request, and for S3 and Azure several of them."""

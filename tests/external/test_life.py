@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from pyspark_ckpt import location
-from tests.reach.conftest import Place
-from tests.reach.driver import AskedError, Driver, Input
+from tests.external.conftest import Place
+from tests.external.driver import AskedError, Driver, Input
 
 NAME = "spark.ckpt.execution.checkpointing"
 
 
-@pytest.mark.wide
+@pytest.mark.soak
 @pytest.mark.own_jvm
 def test_it_runs_stops_goes_on_and_is_forked(
     spark_driver: Driver, place: Place, rows: Input, tmp_path: Path
@@ -38,7 +38,7 @@ def test_it_runs_stops_goes_on_and_is_forked(
 
 
 @pytest.mark.own_jvm
-@pytest.mark.reach
+@pytest.mark.external
 def test_its_whole_life(spark_driver: Driver, place: Place, rows: Input) -> None:
     """Rolled back and forward again, drained, forked at another parallelism and backend."""
     ask, at = spark_driver.ask, place.url
@@ -75,7 +75,7 @@ def test_its_whole_life(spark_driver: Driver, place: Place, rows: Input) -> None
 
 
 @pytest.mark.own_jvm
-@pytest.mark.reach
+@pytest.mark.external
 def test_a_copied_location_does_not_own_its_checkpoints(
     spark_driver: Driver, place: Place, rows: Input
 ) -> None:

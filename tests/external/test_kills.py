@@ -19,13 +19,13 @@ import pytest
 
 from pyspark_ckpt import location
 from pyspark_ckpt.storage.open import Storage, open_storage
-from tests.reach.conftest import Place
-from tests.reach.driver import AskedError, Input, children_of, conf_of, driver
-from tests.reach.front import Front
+from tests.external.conftest import Place
+from tests.external.driver import AskedError, Input, children_of, conf_of, driver
+from tests.external.front import Front
 from tests.servers.hdfs import Hdfs
 from tests.servers.s3 import BUCKET
 
-pytestmark = [pytest.mark.own_jvm, pytest.mark.reach, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.own_jvm, pytest.mark.external, pytest.mark.timeout(3600)]
 
 OFTEN = {
     "spark.ckpt.execution.checkpointing.interval": "300ms",

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.reach.driver import Driver, Input, conf_of, conf_with, driver
+from tests.external.driver import Driver, Input, conf_of, conf_with, driver
 from tests.servers.gs import gs_conf, gs_jars
 from tests.servers.s3 import BUCKET
 
