@@ -293,6 +293,7 @@ class Application:
         except FAILURES as exc:
             world.scheduler.note(f"the restart in place fails: {type(exc).__name__}: {exc}")
             done = finish_restart(storage)
+            runner.lease.check()  # as before a query starts as it was
         else:
             world.restarts += 1
             if world.chance.random() < 0.7:

@@ -251,7 +251,9 @@ class Checks:
 
     def check_may_fail(self, application: Application, error: BaseException) -> None:
         """Check that an application failed for a reason: a fault, or another driver."""
-        is_newest = self.newest_at(application.path) is application
+        # An older driver that restarts the query in place claims it again, if nobody else has yet.
+        has_claimed = self.newest.get(application.query_id) in (None, application)
+        is_newest = has_claimed and self.newest_at(application.path) is application
         has_faults = self.fails or self.crashes
         if isinstance(error, CkptError | OSError) and (has_faults or not is_newest):
             return

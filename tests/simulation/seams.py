@@ -25,6 +25,8 @@ from pyspark_ckpt.history import listener
 from pyspark_ckpt.operator.durable import local_snapshots
 from pyspark_ckpt.restarting import rollback, rollback_decision, staging
 from pyspark_ckpt.restore import seeding
+from pyspark_ckpt.restore.location import facts
+from pyspark_ckpt.restore.location.facts import bound_parallelism
 from pyspark_ckpt.restore.rescale import Seed, rewrite_of
 from pyspark_ckpt.savepoint import taker
 from pyspark_ckpt.sessions.classic import ClassicSession
@@ -107,6 +109,12 @@ def simulated(
         shared = pointers.setdefault(node, SharedPointers())
         return SimulatedPointers(scheduler, shared, bucket.fails)
 
+    def stored_handles(_: Any, log: SparkLog, epoch: int, *__: Any) -> list[Handle]:
+        files = SparkFiles(disk, log.storage.url)
+        number_of = bound_parallelism(log.storage) or 0
+        found = (files.handle(number, epoch + 1) for number in range(number_of))
+        return [handle for handle in found if handle is not None]
+
     sleeping = types.SimpleNamespace(sleep=lambda seconds: scheduler.sleep(1000 * seconds))
 
     def write_seeds(spark: Any, scratch: Storage, seeds: Sequence[Seed]) -> SparkLog:
@@ -156,6 +164,7 @@ def simulated(
         (s3, "time", sleeping),
         (s3, "random", names),
         (seeding, "write_seeds", write_seeds),
+        (facts, "read_handles", stored_handles),
         (seeding, "move_state", move_state),
         (staging, "move_state", move_state),
         (rollback, "session_in_use", lambda *given: None),
