@@ -158,7 +158,7 @@ def _checkpoints(
         .option("spark.ckpt.execution.checkpointing.num-retained", "100")
     )
     if with_bases:
-        materialize = "spark.ckpt.state.changelog.materialize"
+        materialize = "spark.ckpt.internal.state.changelog.materialize"
         writer = writer.option(f"{materialize}.max-segments", "1")
         writer = writer.option(f"{materialize}.min-size", "1b")
     query = writer.restoreFrom(first).start()

@@ -54,7 +54,7 @@ def is_harmless(kind: str) -> bool:
     return kind in LEFT_OUT | RETURNED or RUNS_KIND.fullmatch(kind) is not None
 
 
-MATERIALIZE = "spark.ckpt.state.changelog.materialize"
+MATERIALIZE = "spark.ckpt.internal.state.changelog.materialize"
 SETTINGS = {
     **OFTEN,
     TOLERABLE: 0,

@@ -84,6 +84,7 @@ OF_QUERY: dict[str, Callable[[Any, Path], Any]] = {
 
 OF_STATE: dict[str, Callable[[Any], Any]] = {
     "get": lambda s: s.get("a"),
+    "get_with_epoch": lambda s: s.get_with_epoch("a"),
     "schema": lambda s: s.schema,
     "to_arrow": lambda s: s.to_arrow(),
     "to_pandas": lambda s: s.to_pandas(),

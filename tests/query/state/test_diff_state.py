@@ -21,7 +21,7 @@ from tests.query.stored import handles_of
 
 pytestmark = pytest.mark.slow
 
-MATERIALIZE = "spark.ckpt.state.changelog.materialize"
+MATERIALIZE = "spark.ckpt.internal.state.changelog.materialize"
 EPOCHS = [events_of(0, rows=60), events_of(1), [("k1", 3), ("new", 4)], events_of(3, rows=30)]
 NAMES = {"count": [], "recent": ["position"], "tally": ["bucket"]}
 

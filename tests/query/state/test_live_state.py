@@ -28,7 +28,7 @@ from tests.query.model import Count, Event, events_of, states_after
 from tests.query.timed import at, timed_feed
 
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
-MATERIALIZE = "spark.ckpt.state.changelog.materialize"
+MATERIALIZE = "spark.ckpt.internal.state.changelog.materialize"
 REBASED = {f"{MATERIALIZE}.max-segments": "2", f"{MATERIALIZE}.min-size": "1b", RETAINED: "1"}
 KEYS = [f"k{i}" for i in range(5)]
 
