@@ -4,8 +4,8 @@ from __future__ import annotations
 
 OLDEST = (4, 0)
 _WHERE = (
-    "use the Python of a cluster with Spark 4, or run pip install 'pyspark_ckpt[spark]' on a "
-    "machine that has no Spark of its own"
+    "use the Python of a cluster with Spark 4, or run pip install 'pyspark_ckpt[spark]' where "
+    "Spark is not installed"
 )
 
 

@@ -64,7 +64,8 @@ class Row:
     @property
     def name(self) -> str:
         """What the row is called."""
-        packages = {0: "newest packages", 1: "pandas 2"}.get(len(self.pins), "lowest packages")
+        pins = ", ".join(f"{name} {version}" for name, version in self.pins.items())
+        packages = "lowest packages" if self.pins == LOWEST else pins or "newest packages"
         return f"PySpark {self.pyspark}, Python {self.python}, {packages}"
 
 

@@ -1,4 +1,4 @@
-"""A place with checkpoints or savepoints, and what can be done there. Driver only."""
+"""A place with checkpoints or savepoints, and what can be done there."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ import pandas as pd
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
-from pyspark_ckpt.api.capturing import capture
 from pyspark_ckpt.api.restoring import plan_restore, rename_uid
 from pyspark_ckpt.api.writer import CheckpointedStreamWriter
 from pyspark_ckpt.editing.erasing import Erasure, erase_keys
+from pyspark_ckpt.errors import CheckpointNotFoundError
+from pyspark_ckpt.formats.layout import CHECKPOINTS_DIRECTORY
 from pyspark_ckpt.history.captures import Capture
 from pyspark_ckpt.history.contents import describe, list_stored
 from pyspark_ckpt.history.frames import History, history, subtask_history
 from pyspark_ckpt.history.lineage import lineage
+from pyspark_ckpt.history.places import find_checkpoints_directory
 from pyspark_ckpt.history.records import Savepoint
 from pyspark_ckpt.history.verification import Verification, verify
 from pyspark_ckpt.importing.import_checkpoint import ImportedOperator, import_checkpoint
@@ -27,6 +29,8 @@ from pyspark_ckpt.restore.plan import RestorePlan
 from pyspark_ckpt.savepoint.dispose import Disposal, dispose_savepoint
 from pyspark_ckpt.snapshot.difference import StateDifference, diff_state
 from pyspark_ckpt.snapshot.snapshot import Snapshot, open_state
+from pyspark_ckpt.spark.log import SparkLog
+from pyspark_ckpt.storage.open import Storage, open_storage
 
 
 def location(path: str | os.PathLike[str] | Location) -> Location:
@@ -54,8 +58,8 @@ def location(path: str | os.PathLike[str] | Location) -> Location:
 class Location:
     """A place with checkpoints or savepoints; :func:`location` returns it.
 
-    Each command of ``pyspark-ckpt`` that takes a path has the name of a method. Methods run in the
-    calling process and need no Spark, if they do not say otherwise.
+    A method and a command of ``pyspark-ckpt`` that do the same have the same name. Methods run in
+    the calling process and need no Spark, if they do not say otherwise.
 
     Parameters
     ----------
@@ -140,7 +144,7 @@ class Location:
             reason, and of restarts in place (kind ``restart``) parallelism_before, parallelism and
             pause_ms. quarantined_keys and quarantined_rows are of checkpoints of the last hour,
             once the run has recorded them (within half a minute), if a key was ever quarantined.
-            :func:`subtask_history` has each subtask's part. Checkpoints that retention has removed
+            :meth:`subtask_history` has each subtask's part. Checkpoints that retention has removed
             are left out, and with a warning in the log those that may not be read. Savepoints and
             failures are included, up to a thousand.
 
@@ -494,7 +498,7 @@ class Location:
         CorruptFileError, UnsafePathError
             If its ``_metadata`` cannot be trusted. Nothing was deleted.
         CheckpointError
-            If somebody reads it with ``open_state``. Nothing was deleted.
+            If somebody reads it with :meth:`state`. Nothing was deleted.
         ConfigurationError, NotBuiltYetError
             If there is no storage for the scheme of the path, or its library is not installed.
         OSError
@@ -530,7 +534,7 @@ class Location:
         Raises
         ------
         PlanError
-            If an epoch is not a number of an epoch, or there is none.
+            If a number is not one of an epoch, or no number is given.
         CheckpointNotFoundError
             If a directory of checkpoints has those of several queries.
         CorruptFileError
@@ -544,7 +548,10 @@ class Location:
         >>> captured.epochs
         [0, 1, 2]
         """
-        return capture(self.path, epochs, uid)
+        root = open_storage(self.path)
+        captured = Capture(_checkpoints(root), SparkLog(root), epochs, uid)
+        captured.request()
+        return captured
 
     def erase_keys(
         self,
@@ -559,7 +566,7 @@ class Location:
         new ones are written first and read back: no entry may have an erased key. Then the old ones
         are disposed of. If the call is interrupted, the old ones may be there with the keys: call
         it again. If that names a savepoint as incomplete, damaged or being deleted, finish its end
-        with ``dispose_savepoint`` first.
+        with :meth:`dispose` first.
 
         Parameters
         ----------
@@ -725,3 +732,13 @@ class Location:
             discard_uncommitted=discard_uncommitted,
             spark=spark,
         )
+
+
+def _checkpoints(root: Storage) -> Storage:
+    """Return the checkpoints of a location, also where its first start will have them."""
+    try:
+        return find_checkpoints_directory(root.url)
+    except CheckpointNotFoundError:
+        if any(not name.startswith(("_", ".")) for name in root.list()):
+            raise
+        return root.child(CHECKPOINTS_DIRECTORY)

@@ -49,6 +49,11 @@ class EpochRace:
         A run that Spark keeps no report of (``spark.sql.streaming.numRecentProgressUpdates`` of 1)
         cannot tell, and has not lost.
         """
+        if not self.has_won:
+            # Nobody may have looked before Spark reported that nothing came.
+            self._has_won = any(
+                "addBatch" in each["durationMs"] for each in self._query.recentProgress
+            )
         return self._query.lastProgress is not None and self.standing() is Standing.ANOTHERS
 
     def standing(self) -> Standing:

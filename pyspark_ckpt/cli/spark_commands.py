@@ -15,14 +15,13 @@ from typing import Any
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
+from pyspark_ckpt.api.location import location
 from pyspark_ckpt.api.restarts import parallelism_at
-from pyspark_ckpt.api.restoring import plan_restore
 from pyspark_ckpt.api.shadowing import shadow_of_location
 from pyspark_ckpt.api.writer import CheckpointedStreamWriter
 from pyspark_ckpt.cli.output import Result, check_can_write, facts
 from pyspark_ckpt.errors import CheckpointNotFoundError, ConfigurationError
 from pyspark_ckpt.operator.plan.parallelism import building_with
-from pyspark_ckpt.restarting.rollback import rollback as roll_back
 from pyspark_ckpt.shadowing.report import Rules, ShadowReport
 from pyspark_ckpt.storage.open import open_storage
 
@@ -40,8 +39,7 @@ _RUN_NAME = "pyspark_ckpt_plan"
 def plan(arguments: Namespace) -> Result:
     """Show what a restore would do with every operator and state. Start no query."""
     with local_session(arguments.conf) as spark:
-        found = plan_restore(
-            arguments.path,
+        found = location(arguments.path).plan(
             query_of(arguments.program, spark),
             allowNonRestoredState=arguments.allow_non_restored_state or None,
             allowMissingInput=arguments.allow_missing_input or None,
@@ -71,11 +69,11 @@ def shadow(arguments: Namespace) -> Result:
         keys=tuple(arguments.key) or None,
         states_every=arguments.states_every,
     )
-    location = open_storage(arguments.location)
-    parallelism = parallelism_at(location)
+    storage = open_storage(arguments.location)
+    parallelism = parallelism_at(storage)
     if parallelism is None:
         raise CheckpointNotFoundError(
-            f"{location.url} is not the checkpointLocation of a query with a committed epoch: give "
+            f"{storage.url} is not the checkpointLocation of a query with a committed epoch: give "
             "the location of a query that runs"
         )
     with (
@@ -87,7 +85,7 @@ def shadow(arguments: Namespace) -> Result:
         with building_with(arguments.parallelism or parallelism):
             candidate = query_of(arguments.candidate, spark)
         parent = open_storage(arguments.directory or own)
-        with shadow_of_location(location, original, candidate, rules, parent) as found:
+        with shadow_of_location(storage, original, candidate, rules, parent) as found:
             try:
                 has_ended = found.awaitTermination(arguments.timeout)
                 if not has_ended:
@@ -127,8 +125,7 @@ def _fields(report: ShadowReport) -> dict[str, object]:
 def rollback(arguments: Namespace) -> Result:
     """Roll the location of a stopped query back to a retained checkpoint."""
     with local_session(arguments.conf) as spark:
-        done = roll_back(
-            arguments.location,
+        done = location(arguments.location).rollback(
             arguments.to,
             arguments.checkpoints_directory,
             force=arguments.force,

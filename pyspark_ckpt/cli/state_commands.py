@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pyspark_ckpt.api.location import location
 from pyspark_ckpt.cli.output import (
     Result,
     check_can_write,
@@ -26,8 +27,7 @@ from pyspark_ckpt.cli.output import (
 from pyspark_ckpt.errors import ConfigurationError
 from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.snapshot.columns import python_rows
-from pyspark_ckpt.snapshot.difference import diff_state
-from pyspark_ckpt.snapshot.snapshot import Snapshot, open_state
+from pyspark_ckpt.snapshot.snapshot import Snapshot
 from pyspark_ckpt.snapshot.views import StateView, TableView
 from pyspark_ckpt.text_table import text_table
 
@@ -71,7 +71,7 @@ def state(arguments: Namespace) -> Result:
     if arguments.output is not None:
         check_can_write("--output", Path(arguments.output))
     with ExitStack() as opened:
-        snapshot = opened.enter_context(open_state(arguments.path))
+        snapshot = opened.enter_context(location(arguments.path).state())
         if arguments.state is None and not arguments.timers:
             return _states_result(snapshot, arguments.operator)
         view = _view(snapshot, arguments)
@@ -86,7 +86,7 @@ def state(arguments: Namespace) -> Result:
 
 def diff(arguments: Namespace) -> Result:
     """Compare two snapshots; the result is negative if they differ."""
-    difference = diff_state(arguments.old, arguments.new)
+    difference = location(arguments.old).diff(arguments.new)
     counts = difference.counts
     samples = difference.samples(arguments.limit)
     text = table(counts, "no states")

@@ -258,10 +258,9 @@ def run_started(
 def settings_in_force(settings: Settings) -> tuple[SettingInForce, ...]:
     """Return every setting with its value and where it came from, without secrets in URLs."""
     found = []
-    for setting in (*SETTINGS, *INTERNAL_SETTINGS):
+    internal = (each for each in INTERNAL_SETTINGS if each.key in settings.given)
+    for setting in (*SETTINGS, *internal):
         given = settings.given.get(setting.key)
-        if given is None and setting in INTERNAL_SETTINGS:
-            continue
         value, source = given or (setting.default or setting.without, "default")
         value = _URL_QUERY.sub(r"\1***", _PASSWORD.sub("://***@", value))
         found.append(SettingInForce(setting.key, value, source))

@@ -57,7 +57,8 @@ class RescaleRules:
         """Return the rules of a query, ``None`` if it has none."""
         if not settings.rescales_by_rule:
             return None
-        down_ms = settings.rescale_down_ms
+        up_ms = settings.rescale_up_ms
+        down_ms = up_ms // 6 if settings.rescale_down_ms is None else settings.rescale_down_ms
         most, fewest = settings.rescale_max_parallelism, settings.rescale_min_parallelism
         if not can_be_built:
             raise ConfigurationError(
@@ -69,12 +70,18 @@ class RescaleRules:
                 f"spark.ckpt.rescale.max-parallelism is {most}, with spark.ckpt.rescale.enabled: "
                 f"set it to the most subtasks that the cluster has cores for, at least {fewest}"
             )
+        if 2 * down_ms > up_ms:
+            raise ConfigurationError(
+                f"scale-down.epoch-duration is {down_ms} ms: set it to at most half of "
+                f"spark.ckpt.rescale.scale-up.epoch-duration, which is {up_ms} ms, or the query "
+                "would be restarted to and fro"
+            )
         return cls(
             fewest,
             most,
-            settings.rescale_up_ms,
+            up_ms,
             settings.rescale_up_backlog,
-            settings.rescale_up_ms // 6 if down_ms is None else down_ms,
+            down_ms,
             settings.rescale_window,
             settings.rescale_interval_ms,
         )

@@ -39,7 +39,7 @@ def test_without_pyspark(tmp_path: Path, start: list[str]) -> None:
     assert "has none (No module named 'pyspark')" in said
     assert said.endswith(
         "use the Python of a cluster with Spark 4, or run pip install "
-        "'pyspark_ckpt[spark]' on a machine that has no Spark of its own"
+        "'pyspark_ckpt[spark]' where Spark is not installed"
     )
 
 

@@ -72,7 +72,9 @@ def test_every_setting_has_a_key_of_the_prefix_and_every_key_a_setting() -> None
 def test_each_given_key_is_kept_with_where_it_came_from() -> None:
     settings = read_settings({INTERVAL: "5min", PAUSE: "1s"}, {PAUSE: "2s"})
     assert settings.given == {INTERVAL: ("5min", "conf"), PAUSE: ("2s", "option")}
-    assert settings == dataclasses.replace(settings, given={}), "it does not make pages different"
+    assert settings == dataclasses.replace(settings, given={}), (
+        "it does not make settings different"
+    )
 
 
 def test_all_keys_are_read() -> None:

@@ -24,7 +24,9 @@ class Run:
         self.commit(4)
         self.location = location
         self.belongs_to("ours")
-        self.query: Any = SimpleNamespace(isActive=True, lastProgress=None, id="ours")
+        self.query: Any = SimpleNamespace(
+            isActive=True, lastProgress=None, recentProgress=[], id="ours"
+        )
         self.race = EpochRace(self.query, SparkLog(LocalStorage(location)))
 
     def commit(self, epoch: int) -> None:
@@ -39,6 +41,7 @@ class Run:
             "batchId": epoch,
             "durationMs": durations if idle else {**durations, "addBatch": 5},
         }
+        self.query.recentProgress.append(self.query.lastProgress)
 
 
 @pytest.fixture
@@ -61,6 +64,16 @@ def test_before_its_first_epoch_a_run_neither_wins_nor_loses(run: Run) -> None:
 def test_a_run_without_reports_does_not_know_that_it_has_lost(run: Run) -> None:
     run.commit(5)
     assert not run.race.is_lost
+
+
+def test_a_run_whose_epoch_nobody_has_seen_has_not_lost(run: Run) -> None:
+    """Spark reports an epoch, and then that nothing came, while a checkpoint takes long."""
+    run.commit(5)
+    run.reports(5)
+    run.reports(6, idle=True)
+    assert not run.race.is_lost
+    run.commit(6)
+    assert run.race.is_lost
 
 
 def test_the_run_that_has_committed_the_newest_epoch_has_won(run: Run) -> None:

@@ -115,6 +115,11 @@ def test_what_is_short_is_a_sixth_of_what_is_long(up: str, down: int) -> None:
         ({}, True, "max-parallelism"),
         ({"max-parallelism": "2", INTERNAL + "min-parallelism": "3"}, True, "at least 3"),
         ({"max-parallelism": "4"}, False, "function"),
+        (
+            {"max-parallelism": "4", INTERNAL + "scale-down.epoch-duration": "15001ms"},
+            True,
+            "at most half",
+        ),
     ],
 )
 def test_rules_that_contradict_each_other(

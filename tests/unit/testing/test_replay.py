@@ -269,7 +269,7 @@ def test_an_integer_beside_a_null_keeps_its_digits(captured: Query) -> None:
 def test_too_large_an_epoch_is_left_out_and_says_so(captured: Query) -> None:
     query = captured(Everything(), time_mode=TimeMode.PROCESSING_TIME, limit_bytes=100)
     query.epoch([("a", number) for number in range(100)])
-    with pytest.raises(HarnessUseError, match=r"more than 100 bytes"):
+    with pytest.raises(HarnessUseError, match=r"more than 100 bytes: capture an epoch that has"):
         replay(query.save(), Everything())
     assert query.files()[0].stat().st_size < 10_000
 
