@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import secrets
+import sys
+import threading
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from typing import BinaryIO
 
@@ -182,3 +185,31 @@ def test_a_move_takes_a_file_that_was_moved_before_for_moved() -> None:
     assert storage.read("kept/commits/8") == b"8"
     assert storage.read("kept/commits/9") == b"9"
     assert not storage.exists("commits")
+
+
+def test_files_that_come_and_go_disturb_no_listing() -> None:
+    storage = MemoryStorage(secrets.token_hex(8))
+    for number in range(50):
+        storage.write(f"below/{number}", [b"stays"])
+    is_over = threading.Event()
+
+    def come_and_go(name: str) -> None:
+        while not is_over.is_set():
+            storage.write(f"below/{name}", [b"comes and goes"])
+            storage.delete([f"below/{name}"])
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(2) as threads:
+            busy = [threads.submit(come_and_go, name) for name in ("one", "other")]
+            try:
+                for _ in range(1000):
+                    assert len(storage.files_below("below")) >= 50
+                    assert len(storage.list("below")) >= 50
+            finally:
+                is_over.set()
+            for each in busy:
+                each.result()
+    finally:
+        sys.setswitchinterval(interval)
