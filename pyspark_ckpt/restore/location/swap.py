@@ -35,6 +35,7 @@ KEPT_BY_RESTART = "_before_restart-"
 STAGED_BY_RESTART = "_restarting-"
 _ALL_MOVED_OUT = "_all_moved_out"
 _CLAIM = "_swap-"
+_LATE = "_late-"
 _FIRST = 1
 _VOID = b"void\n"
 
@@ -58,7 +59,7 @@ class Swap(msgspec.Struct, frozen=True, kw_only=True):
 
 def is_note(name: str) -> bool:
     """Return whether a name in a kept directory is a note on the swap, and no content."""
-    return name == _ALL_MOVED_OUT or name.startswith(_CLAIM)
+    return name == _ALL_MOVED_OUT or name.startswith((_CLAIM, _LATE))
 
 
 def swap(location: Storage, wanted: Swap, lease: Lease) -> None:
@@ -181,7 +182,7 @@ def _do_rest(location: FencedStorage, begun: Swap) -> None:
     incoming = [name for name in begun.incoming if name not in rewritten]
     for name in incoming:
         if location.exists(f"{begun.staged}/{name}"):
-            location.move(f"{begun.staged}/{name}", name)
+            _move_in(location, begun, name)
     location.check()
     missing = [name for name in incoming if not location.exists(name)]
     if missing:
@@ -210,6 +211,18 @@ def _move_out(location: FencedStorage, begun: Swap) -> None:
     for name in begun.outgoing:
         location.move(name, f"{begun.kept}/{name}")
     location.write(f"{begun.kept}/{_ALL_MOVED_OUT}", [b"all of it is here\n"])
+
+
+def _move_in(location: FencedStorage, begun: Swap, name: str) -> None:
+    """Move a name in, instead of what a driver that was taken over has made there meanwhile.
+
+    A task of it makes the directory of its state store again once that is moved out.
+    """
+    try:
+        location.move(f"{begun.staged}/{name}", name)
+    except FileExistsError:
+        location.move(name, f"{begun.kept}/{_LATE}{secrets.token_hex(4)}")
+        location.move(f"{begun.staged}/{name}", name)
 
 
 def _withdraw_unless_claimed(location: Storage, begun: Swap) -> bool:

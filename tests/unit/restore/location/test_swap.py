@@ -207,6 +207,38 @@ def test_an_swap_that_is_void_is_not_done(wanted: Swap, was_void: bool) -> None:
     assert begun_swap(location) is None
 
 
+@pytest.mark.parametrize("wanted", [RESTART, ROLLBACK], ids=["restart", "rollback"])
+@pytest.mark.parametrize("is_killed", [False, True], ids=["lives", "killed"])
+def test_a_directory_that_comes_while_it_is_swapped_is_set_aside(
+    wanted: Swap, is_killed: bool, tmp_path: Path
+) -> None:
+    """A task of a driver that was taken over makes the directory of its state store again."""
+    came = 0
+    for at in range(1, MOST_STEPS):
+        first, other, paused = paused_and_other("disk", tmp_path / str(at), at)
+        if wanted is ROLLBACK:
+            for name, text in NEW.items():
+                other.write(f"{wanted.staged}/{name}", [text])
+
+        def write(other: Storage = other) -> None:
+            nonlocal came
+            if not other.list("state"):
+                other.write("state/0/10.delta", [b"late"])
+                came += 1
+            if is_killed:
+                raise KeyboardInterrupt
+
+        paused.meanwhile = write
+        with suppress(KeyboardInterrupt):
+            swap(first, wanted, ALONE)
+        begun = begun_swap(other)
+        if begun is not None:
+            finish_swap(other, begun)
+        assert begun_swap(other) is None
+        assert content(other) in (OLD, NEW)
+    assert came
+
+
 FIRST_VOID = (RolledBack("q", 7),)
 LATER_VOID = (*FIRST_VOID, RolledBack("q2", 9))
 
