@@ -2,7 +2,9 @@
 
 The model is the minimum that POSIX promises: a file's bytes are durable after its sync, a name
 after the sync of its directory. What was not synced may be there after a power loss, or not, name
-by name; bytes that were not synced may be cut short or zeros.
+by name; bytes that were not synced may be cut short or zeros. One thing more is promised, as file
+systems with a journal do: a rename is done or not done, never half. So nothing has two names, or
+none, and the sync of one of the two directories makes both names durable.
 
 :class:`DiskPath`, :class:`DiskOs` and :class:`DiskShutil` take the place of the names of the same
 kind in ``pyspark_ckpt.storage.local`` and ``pyspark_ckpt.storage.mount``.
@@ -16,7 +18,7 @@ import os
 import stat
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 from tests.simulation.scheduler import Scheduler
 
@@ -39,6 +41,32 @@ class _Directory:
 _Entry = _File | _Directory
 
 
+class _Rename(NamedTuple):
+    """A rename that is not durable yet."""
+
+    source: _Directory
+    old: str
+    target: _Directory
+    new: str
+    entry: _Entry
+
+    def make_durable(self) -> None:
+        """Make it last over a power loss."""
+        if self.source.durable.get(self.old) is self.entry:
+            del self.source.durable[self.old]
+        self.target.durable[self.new] = self.entry
+
+    def undo(self) -> None:
+        """Give the entry its former name, as if there had been no rename."""
+        if self.target.names.get(self.new) is self.entry:
+            del self.target.names[self.new]
+        self.source.names[self.old] = self.entry
+
+    def is_done(self) -> bool:
+        """Return whether it was not undone."""
+        return self.source.names.get(self.old) is not self.entry
+
+
 class Disk:
     """All files of a simulated host.
 
@@ -52,6 +80,7 @@ class Disk:
         self._scheduler = scheduler
         self._numbers = 0
         self.root = _Directory(0)
+        self._renames: list[_Rename] = []
         self.fails = 0.0
         self.before_change: Any = lambda path, kind: None
 
@@ -96,8 +125,30 @@ class Disk:
             raise NotADirectoryError(errno.ENOTDIR, "no directory", "/" + "/".join(parts))
         return found
 
+    def rename(self, source: _Directory, old: str, target: _Directory, new: str) -> None:
+        """Give an entry another name; durable after a sync of one of the directories."""
+        entry = source.names.pop(old)
+        target.names[new] = entry
+        self._renames.append(_Rename(source, old, target, new, entry))
+
+    def sync(self, directory: _Directory) -> None:
+        """Make the names in a directory durable."""
+        here = [each for each in self._renames if directory in (each.source, each.target)]
+        for rename in here:
+            rename.make_durable()
+            self._renames.remove(rename)
+        directory.durable = dict(directory.names)
+
     def lose_power(self) -> None:
         """Lose what was not synced, or a part of it."""
+        done = self._scheduler.chance.randrange(len(self._renames) + 1)  # a journal has an order
+        for rename in reversed(self._renames[done:]):
+            if rename.old not in rename.source.names:
+                rename.undo()
+        for rename in self._renames:
+            if rename.is_done():
+                rename.make_durable()
+        self._renames = []
         self._lose(self.root)
 
     def _lose(self, directory: _Directory) -> None:
@@ -295,11 +346,11 @@ class DiskPath:
 
     def rename(self, target: DiskPath) -> None:
         self.disk.point(f"rename {self._text} {target}")
-        entry = self._entry()
+        self._entry()
         there = self.disk.directory(target._parts[:-1])
         self.disk.before_change(self._text, "move")
-        del self.disk.directory(self._parts[:-1]).names[self.name]
-        there.names[target.name] = entry
+        here = self.disk.directory(self._parts[:-1])
+        self.disk.rename(here, self.name, there, target.name)
 
 
 class DiskOs:
@@ -332,7 +383,7 @@ class DiskOs:
             entry.durable = entry.content
         else:
             self._disk.point("fsync of a directory")
-            entry.durable = dict(entry.names)
+            self._disk.sync(entry)
 
     def listdir(self, path: DiskPath) -> list[str]:
         self._disk.point(f"list {path}")
