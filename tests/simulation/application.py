@@ -8,7 +8,7 @@ materialisation, upload, barrier, the runner of checkpoints with its cleaner, an
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,6 +45,7 @@ from pyspark_ckpt.restore.location.start_location import StartLocation
 from pyspark_ckpt.restore.location.swap import finish_restart
 from pyspark_ckpt.restore.plan import RestoreRequest, plan_of
 from pyspark_ckpt.restore.source import RestoreSource
+from pyspark_ckpt.savepoint.dispose import dispose_savepoint
 from pyspark_ckpt.savepoint.savepoint import NewSavepoint, run_copies_here
 from pyspark_ckpt.savepoint.taker import SavepointAttempt
 from pyspark_ckpt.settings import ClaimMode
@@ -128,7 +129,7 @@ class Application:
         self.storage: Storage | None = None
         self.runner: CheckpointRunner | None = None
         self.is_stopping = False
-        self.is_restarting = self.is_changing = False
+        self.is_restarting = self.is_changing = self.is_promoting = False
         self.parallelism = SUBTASKS
         self.wanted_parallelism: int | None = None
         """What a restart in place is to give it."""
@@ -259,14 +260,14 @@ class Application:
         if self.is_restarting and not self.is_stopping:
             self.is_changing = True
             self._change_in_place(runner, log)
-            self.is_restarting = self.is_changing = False
+            self.is_restarting = self.is_changing = self.is_promoting = False
             self._begin_run()
 
     def _change_in_place(self, runner: CheckpointRunner, log: SparkLog) -> None:
         """Swap the content of the location as a restart in place does; perhaps put it back.
 
         The query gets another number of subtasks. What fails is finished and put back, and the
-        query runs as before.
+        query runs as before. A promotion takes a savepoint first, and deletes it if it fails.
         """
         world, newest = self.world, runner.newest()
         if not runner.hold.wait(world.settings.timeout_ms / 1000):
@@ -282,6 +283,9 @@ class Application:
             path=newest.path, claim_mode=ClaimMode.NO_CLAIM, backend_type="heap", source_ids=(0,)
         )
         storage = open_storage(self.path)
+        saved = self.take_savepoint(SavepointFormat.NATIVE) if self.is_promoting else None
+        if self.is_promoting and saved is None:
+            return  # the query runs as before
         wanted = descriptor_of(self.wanted_parallelism or self.parallelism)
         plan = plan_of(source, StatefulOperators.of([wanted]), request)
         done = None
@@ -295,11 +299,16 @@ class Application:
             done = finish_restart(storage)
             runner.lease.check()  # as before a query starts as it was
         else:
-            world.restarts += 1
+            world.restarts += not self.is_promoting
+            world.promotions += self.is_promoting
             if world.chance.random() < 0.7:
                 return
         if done is not None:
             put_back(storage, done, runner.lease)
+        if saved is not None:
+            world.note_claimed(saved)
+            with suppress(CkptError, OSError):  # a warning in the log says that it stays
+                dispose_savepoint(saved)
 
     def _gather(self, epoch: int) -> EpochContents:
         def handles_of(operator_id: int) -> tuple[Handle, ...]:
@@ -310,13 +319,14 @@ class Application:
 
         return gather(self.files, epoch, "4.1.0", handles_of)
 
-    def take_savepoint(self, savepoint_format: SavepointFormat) -> None:
-        """Take a savepoint as a user's thread does."""
+    def take_savepoint(self, savepoint_format: SavepointFormat) -> str | None:
+        """Take a savepoint as a user's thread does; return its path, ``None`` if it failed."""
         runner = self.runner
         if runner is None or self.storage is None:
-            return
+            return None
         attempt = SavepointAttempt("savepoint", runner.hold, self.world.settings.timeout_ms)
         storage = self.storage
+        taken: list[str] = []
 
         def take() -> object:
             with attempt.holding():
@@ -334,12 +344,14 @@ class Application:
                     new.discard()
                     raise
                 self.world.check_savepoint(savepoint.path, self.files.query_id, epoch)
+                taken.append(savepoint.path)
                 return None
 
         try:
             attempt.run(take)  # type: ignore[arg-type]
         except FAILURES as exc:
             self.world.scheduler.note(f"no savepoint: {type(exc).__name__}: {exc}")
+        return taken[0] if taken else None
 
     def _copy_slowly(self, copies: Sequence[SubtaskCopy]) -> list[Handle]:
         """Copy subtasks as slowly as a large state is copied."""

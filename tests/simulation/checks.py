@@ -39,6 +39,8 @@ class Checks:
         self.savepoints: dict[str, State] = {}
         self.checkpoints = 0
         self.restarts = 0
+        self.promotions = 0
+        self.rollbacks = 0
         self.may_crash = True
         self.changes = 0
         self._holds: list[tuple[str, frozenset[str]]] = []

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 import traceback
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,7 +25,10 @@ if TYPE_CHECKING:
 HASHES = "0"
 """The order of sets of texts is part of a history, so it is the same in every process."""
 
-_SUMMED = ("seeds", "failed", "checkpoints", "steps", "processor_seconds")
+_COUNTED = ("checkpoints", "restarts", "promotions", "rollbacks")
+"""What a world counts."""
+
+_SUMMED = ("seeds", "failed", *_COUNTED, "steps", "processor_seconds")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +40,9 @@ class Figures:
     seeds: int
     failed: int
     checkpoints: int
+    restarts: int
+    promotions: int
+    rollbacks: int
     steps: int
     seconds: float
     processor_seconds: float
@@ -45,6 +52,8 @@ class Figures:
         """The figures in one line."""
         return (
             f"{self.seeds} seeds, {self.failed} failed, {self.checkpoints} checkpoints, "
+            f"{self.restarts} restarts in place, {self.promotions} promotions, "
+            f"{self.rollbacks} rollbacks, "
             f"{self.steps} steps, {self.seconds} s, {self.processor_seconds} s of a processor, "
             f"{self.checkpoints / max(self.processor_seconds, 0.1):.0f} checkpoints/s"
         )
@@ -116,7 +125,8 @@ def _run(seeds: list[int], fates: int | None, *, trace: bool, stops: bool) -> Fi
 
     logging.disable(logging.CRITICAL)
     began, used = time.monotonic(), time.process_time()
-    checkpoints, steps, failed = 0, 0, 0
+    steps, failed = 0, 0
+    counted = Counter(dict.fromkeys(_COUNTED, 0))
     for seed in seeds:
         world = World(seed, fates)
         error = _error_of(world)
@@ -125,7 +135,7 @@ def _run(seeds: list[int], fates: int | None, *, trace: bool, stops: bool) -> Fi
             _report(seed, world.fates, error)
         if trace:
             print("\n".join(world.scheduler.trace))
-        checkpoints += world.checkpoints
+        counted.update({name: getattr(world, name) for name in _COUNTED})
         steps += world.scheduler.steps
         if failed and stops:
             break
@@ -135,7 +145,7 @@ def _run(seeds: list[int], fates: int | None, *, trace: bool, stops: bool) -> Fi
         processes=1,
         seeds=seeds.index(seed) + 1,
         failed=failed,
-        checkpoints=checkpoints,
+        **counted,
         steps=steps,
         seconds=round(seconds, 1),
         processor_seconds=round(used, 1),

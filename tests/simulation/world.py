@@ -1,9 +1,9 @@
 """A simulated history: applications, their faults, and the checks after every step.
 
 The seed chooses the storage, the settings and the faults. A script of fates then starts, kills,
-pauses and replaces drivers and executors, takes savepoints, forks, rescales in place, rolls back
-and cuts the power. At the end all faults stop, every query runs on for a while, and nothing
-unneeded may be left.
+pauses and replaces drivers and executors, takes savepoints, forks, rescales in place, promotes,
+rolls back and cuts the power. At the end all faults stop, every query runs on for a while, and
+nothing unneeded may be left.
 """
 
 from __future__ import annotations
@@ -239,6 +239,7 @@ class World(Checks):
         """A driver stops its query between two epochs, and starts it with another content."""
         application = self._any()
         application.wanted_parallelism = self.chance.choice([1, 2, 2, 3, 4])
+        application.is_promoting = self.chance.random() < 0.3
         application.is_restarting = True
         if self.chance.random() < 0.3:  # also during it
             self.scheduler.sleep(self.chance.randrange(1, 60))
@@ -271,6 +272,7 @@ class World(Checks):
         def roll_back() -> None:
             try:
                 rollback(path, to, self.checkpoints_directory)
+                self.rollbacks += 1
             except FAILURES as exc:
                 self.scheduler.note(f"no rollback: {type(exc).__name__}: {exc}")
 
