@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import secrets
 import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
 from importlib.util import find_spec
@@ -30,10 +32,21 @@ os.environ["PYSPARK_PYTHON"] = sys.executable
 os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
 os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
 ROOM_BYTES = 8 << 30  # some three times what all tests use
+MEMORY_DISK = Path("/dev/shm")
+if MEMORY_DISK.is_dir() and shutil.disk_usage(MEMORY_DISK).free > ROOM_BYTES:
+    # Thousands of synced files take no time there, nor do the directories of thousands of backends.
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY_DISK))
+    if "TMPDIR" not in os.environ:  # also of the processes that run the tests, and of programs
+        os.environ["TMPDIR"] = tempfile.mkdtemp(prefix="pyspark_ckpt-tests-", dir=MEMORY_DISK)
+        tempfile.tempdir = None  # pytest has asked already
+        atexit.register(shutil.rmtree, os.environ["TMPDIR"], ignore_errors=True)
+
 # Tests are short: the JVM's second compiler would take more than it ever gives back. What the first
 # one makes outgrows its room by far, and would be thrown away and made again (measured). Hadoop
 # starts a process for each permission and link that it looks at, some fifty of them in an epoch.
 JAVA_OPTIONS = ["-XX:TieredStopAtLevel=1", "-XX:ReservedCodeCacheSize=256m", "-XX:+UseSerialGC"]
+if "TMPDIR" in os.environ:
+    JAVA_OPTIONS.append(f"-Djava.io.tmpdir={os.environ['TMPDIR']}")
 if sys.platform == "linux":
     JAVA_OPTIONS.append("-Djdk.lang.Process.launchMechanism=VFORK")
 CLASSES = Path(sys.prefix) / "share" / "spark-classes.jsa"
@@ -52,11 +65,6 @@ if HADOOP_DEFAULTS.exists():  # the archive of classes goes with it
     SUBMITTED.append(f"--driver-class-path {HADOOP_DEFAULTS}")
     SUBMITTED.append(f"--conf spark.executor.extraClassPath={HADOOP_DEFAULTS}")
 os.environ.setdefault("PYSPARK_SUBMIT_ARGS", " ".join([*SUBMITTED, "pyspark-shell"]))
-
-MEMORY_DISK = Path("/dev/shm")
-if MEMORY_DISK.is_dir() and shutil.disk_usage(MEMORY_DISK).free > ROOM_BYTES:
-    # Thousands of synced files take no time there.
-    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY_DISK))
 
 # The processes for permissions and links took a sixth of the time of tests with queries. Separate
 # programs have Hadoop's classes, as most users do.

@@ -81,7 +81,7 @@ ROWS = (
     Row("3.11", "4.3.0", LOWEST),
     Row("3.13", "4.0.5"),
     Row("3.11", "4.3.0", {"pandas": "2.3.3"}),
-    Row("3.11", "4.0.1"),  # Dataproc
+    Row("3.11", "4.0.1", {"pyarrow": "24.0.0"}),  # Dataproc; it fails with PyArrow 26
     Row("3.11", "4.0.2"),  # EMR
     Row("3.11", "4.1.1"),  # Fabric
 )
