@@ -12,13 +12,19 @@ from pyspark_ckpt.operator.state.handle import as_state_schema
 
 _TYPES: tuple[type[T.DataType], ...] = (
     T.BooleanType, T.ByteType, T.ShortType, T.IntegerType, T.LongType, T.FloatType, T.DoubleType,
-    T.StringType, T.BinaryType, T.DateType, T.TimestampType, T.TimestampNTZType,
+    T.StringType, T.BinaryType, T.DateType, T.TimestampType, T.TimestampNTZType, T.VariantType,
+    T.NullType,
 )  # fmt: skip
 _ATOMIC: dict[str, T.DataType] = {
     **{name: kind() for kind in _TYPES for name in (kind.typeName(), kind().simpleString())},
     "real": T.FloatType(),
     "timestamp_ltz": T.TimestampType(),
 }
+_OF_A_LENGTH = {"char": T.CharType, "character": T.CharType, "varchar": T.VarcharType}
+_INTERVALS = (
+    (T.YearMonthIntervalType, ("year", "month")),
+    (T.DayTimeIntervalType, ("day", "hour", "minute", "second")),
+)
 _TOKEN = re.compile(r"`(?:[^`]|``)+`|'(?:[^'\\]|\\.)*'|\w+|\S")
 
 
@@ -79,6 +85,13 @@ class _Parser:
             return _ATOMIC[word]
         if word in ("decimal", "dec", "numeric"):
             return T.DecimalType(*self._numbers()) if self._took("(") else T.DecimalType()
+        if word in _OF_A_LENGTH:
+            self._take("(")
+            return _OF_A_LENGTH[word](*self._numbers())
+        if word == "time" and hasattr(T, "TimeType"):  # from PySpark 4.1 on
+            return T.TimeType(*self._numbers()) if self._took("(") else T.TimeType()
+        if word == "interval":
+            return self._interval()
         if word not in ("array", "map", "struct"):
             raise self._error(f"unknown type {word!r}")
         self._take("<")
@@ -92,6 +105,14 @@ class _Parser:
             found = T.ArrayType(found)
         self._take(">")
         return found
+
+    def _interval(self) -> T.DataType:
+        first = self._name().lower()
+        last = self._name().lower() if self._took("to") else first
+        for kind, units in _INTERVALS:
+            if first in units and last in units[units.index(first) :]:
+                return kind(units.index(first), units.index(last))
+        raise self._error(f"unknown interval {first!r} to {last!r}")
 
     def _numbers(self) -> list[int]:
         numbers = [self._number()]

@@ -9,12 +9,11 @@ from pyspark.sql import types as T
 
 from pyspark_ckpt.errors import PlanError
 from pyspark_ckpt.testing.schema_text import ParsedSchemas, parse_schema
+from tests.unit.values.cases import CASES
 
-ATOMIC = [
-    T.BooleanType(), T.ByteType(), T.ShortType(), T.IntegerType(), T.LongType(), T.FloatType(),
-    T.DoubleType(), T.StringType(), T.BinaryType(), T.DateType(), T.TimestampType(),
-    T.TimestampNTZType(), T.DecimalType(38, 18), T.DecimalType(10, 0),
-]  # fmt: skip
+ATOMIC = [data_type for typed in CASES.values() for data_type, _ in typed]
+"""Each type of the table, with its parameters."""
+
 NAMES = st.text("abcXYZ_019", min_size=1).filter(lambda name: not name[0].isdigit())
 
 
