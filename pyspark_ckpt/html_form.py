@@ -31,10 +31,10 @@ def html_table(title: str, header: Sequence[str], rows: Iterable[Sequence[object
     )
 
 
-def size_text(size_bytes: int) -> str:
-    """Return a size with a unit that fits."""
-    size, units = float(size_bytes), ["B", "KB", "MB", "GB"]
-    while size >= _STEP and len(units) > 1:
+def size_text(size_bytes: float) -> str:
+    """Return a size as people read it."""
+    size, units = float(size_bytes), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while abs(size) >= _STEP and len(units) > 1:
         size /= _STEP
         units.pop(0)
     return f"{size:.0f} {units[0]}" if units[0] == "B" else f"{size:.1f} {units[0]}"

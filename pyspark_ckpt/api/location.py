@@ -10,8 +10,7 @@ import pandas as pd
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
-from pyspark_ckpt.api.restoring import plan_restore, rename_uid
-from pyspark_ckpt.api.writer import CheckpointedStreamWriter
+from pyspark_ckpt.api.writer import CheckpointedStreamWriter, plan_restore
 from pyspark_ckpt.editing.erasing import Erasure, erase_keys
 from pyspark_ckpt.errors import CheckpointNotFoundError
 from pyspark_ckpt.formats.layout import CHECKPOINTS_DIRECTORY
@@ -26,6 +25,7 @@ from pyspark_ckpt.importing.import_checkpoint import ImportedOperator, import_ch
 from pyspark_ckpt.importing.state_rows import Mapper
 from pyspark_ckpt.restarting.rollback import Rollback, rollback
 from pyspark_ckpt.restore.plan import RestorePlan
+from pyspark_ckpt.restore.renaming import rename_uid
 from pyspark_ckpt.savepoint.dispose import Disposal, dispose_savepoint
 from pyspark_ckpt.snapshot.difference import StateDifference, diff_state
 from pyspark_ckpt.snapshot.snapshot import Snapshot, open_state

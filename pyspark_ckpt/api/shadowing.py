@@ -17,7 +17,6 @@ from functools import partial
 
 from pyspark.sql import DataFrame, SparkSession
 
-from pyspark_ckpt.api.restarts import Launch, Restarts, parallelism_of_run
 from pyspark_ckpt.api.writer import CheckpointedStreamWriter
 from pyspark_ckpt.errors import ConfigurationError, NotBuiltYetError
 from pyspark_ckpt.formats.layout import SHADOW
@@ -29,6 +28,7 @@ from pyspark_ckpt.operator.plan.parallelism import building_with
 from pyspark_ckpt.operator.table.catalog import struct_type
 from pyspark_ckpt.query.coordinator import CheckpointCoordinator
 from pyspark_ckpt.query.query import CheckpointedQuery
+from pyspark_ckpt.query.restarts import Launch, Restarts, parallelism_of_run
 from pyspark_ckpt.query.start import QueryStart
 from pyspark_ckpt.restore.location.swap import live_shadows
 from pyspark_ckpt.restore.source import RestoreSource

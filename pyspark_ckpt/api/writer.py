@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from copy import deepcopy
+from copy import copy, deepcopy
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -13,11 +13,11 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from pyspark_ckpt.api.epoch_function import EpochFunction
-from pyspark_ckpt.api.restarts import Launch, Place, Restarts, follow, parallelism_at
 from pyspark_ckpt.errors import ConfigurationError, NotBuiltYetError
 from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.operator.plan.parallelism import building_with
 from pyspark_ckpt.query.query import CheckpointedQuery
+from pyspark_ckpt.query.restarts import Launch, Place, Restarts, follow, parallelism_at
 from pyspark_ckpt.query.start import QueryStart, StartOfSpark, restore_request
 from pyspark_ckpt.restarting.rules import RescaleRules
 from pyspark_ckpt.restarting.turn import turn_of
@@ -818,3 +818,18 @@ class CheckpointedStreamWriter(DataStreamWriter):
         """Start Spark's query for one more epoch; for a writer that nobody else starts."""
         self._writer.trigger(once=True)
         return self._start_spark(start)
+
+
+def plan_restore(
+    path: str, query: DataFrame | CheckpointedStreamWriter, **arguments: Any
+) -> RestorePlan:
+    """Return what a restore would do with every operator and state; starts nothing."""
+    if not isinstance(query, CheckpointedStreamWriter):
+        return CheckpointedStreamWriter(query).restoreFrom(path, **arguments).planRestore()
+    writer = copy(query)
+    given, migrations = writer._restore_from, writer._migrations
+    writer.restoreFrom(path, **arguments)
+    writer._restore_from = given | writer._restore_from
+    if arguments.get("migrations") is None:
+        writer._migrations = migrations
+    return writer.planRestore()

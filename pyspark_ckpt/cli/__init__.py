@@ -1,5 +1,5 @@
 """The command line ``pyspark-ckpt``: shows checkpoints, and requests savepoints of running queries.
 
-A command sends requests to a running query through its checkpoints directory. Only ``plan`` and
-``rollback`` start Spark, in this process.
+A command sends requests to a running query through its checkpoints directory. Only ``plan``,
+``shadow`` and ``rollback`` start Spark, in this process.
 """

@@ -1,4 +1,4 @@
-"""Commands that send a request to a running query: savepoint, stop, release."""
+"""Commands that send a request to a running query: savepoint, stop, promote, discard, release."""
 
 from __future__ import annotations
 

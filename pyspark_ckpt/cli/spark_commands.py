@@ -16,12 +16,12 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from pyspark_ckpt.api.location import location
-from pyspark_ckpt.api.restarts import parallelism_at
 from pyspark_ckpt.api.shadowing import shadow_of_location
 from pyspark_ckpt.api.writer import CheckpointedStreamWriter
 from pyspark_ckpt.cli.output import Result, check_can_write, facts
 from pyspark_ckpt.errors import CheckpointNotFoundError, ConfigurationError
 from pyspark_ckpt.operator.plan.parallelism import building_with
+from pyspark_ckpt.query.restarts import parallelism_at
 from pyspark_ckpt.shadowing.report import Rules, ShadowReport
 from pyspark_ckpt.storage.open import open_storage
 

@@ -20,9 +20,9 @@ from pyspark_ckpt.errors import PlanError
 from pyspark_ckpt.operator.schema.evolution import PRESENT_MARK, is_mark
 from pyspark_ckpt.spark.program import check_frame
 from pyspark_ckpt.values.nesting import holds, mapped, pairs, sql_name
+from pyspark_ckpt.values.spark import MONTHS
 from pyspark_ckpt.values.types import MOMENTS, NUMBERS, Kind, find_leaf, in_python, kind_of
 
-_MONTHS = T.YearMonthIntervalType(T.YearMonthIntervalType.MONTH)
 _EXACT_TEXT = T.DecimalType(38, 18)
 _NUMBERS = NUMBERS | {Kind.BOOLEAN}
 _TIMES = MOMENTS | {Kind.DATE, Kind.DURATION, Kind.TIME_OF_DAY}
@@ -172,7 +172,7 @@ def _has_another_order(given: T.DataType, wanted: T.DataType, where: str) -> boo
 
 def _in_months(data_type: T.DataType) -> T.DataType:
     is_interval = isinstance(data_type, T.YearMonthIntervalType)
-    return _MONTHS if is_interval else data_type
+    return MONTHS if is_interval else data_type
 
 
 def loss(column: Column, given: T.DataType, wanted: T.DataType) -> Column | None:

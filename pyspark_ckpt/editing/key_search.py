@@ -14,7 +14,12 @@ from pyspark.sql import SparkSession
 from pyspark_ckpt.formats.canonical_file import ArrowEntries
 from pyspark_ckpt.formats.handle import Handle, decode_handle, encode_handle
 from pyspark_ckpt.operator.durable.local_copy import executor_local_root
-from pyspark_ckpt.operator.table.stored_keys import KEY_GROUP_BYTES, RAW_STATE, TIME_INDEX
+from pyspark_ckpt.operator.table.stored_keys import (
+    KEY_GROUP_BYTES,
+    KEY_START,
+    RAW_STATE,
+    TIME_INDEX,
+)
 from pyspark_ckpt.operator.task_failure import marks_errors
 from pyspark_ckpt.restore.source import RestoreSource
 from pyspark_ckpt.spark.jobs import collected
@@ -171,8 +176,8 @@ def _has_key(keys: pa.BinaryArray, erased: Iterable[bytes]) -> pa.BooleanArray:
     for key in erased:
         group, user_key = key[:KEY_GROUP_BYTES], key[KEY_GROUP_BYTES:]
         same_group = pc.starts_with(keys, group)
-        start = KEY_GROUP_BYTES + 1
-        of_key = pc.equal(pc.binary_slice(keys, start, start + len(user_key)), user_key)
+        end = KEY_START + len(user_key)
+        of_key = pc.equal(pc.binary_slice(keys, KEY_START, end), user_key)
         by_time = pc.and_(pc.starts_with(keys, TIME_INDEX), pc.ends_with(keys, key))
         found = pc.or_(found, pc.or_(pc.and_(same_group, of_key), by_time))
     return found

@@ -30,6 +30,7 @@ from pyspark_ckpt.formats.modes import CheckpointKind, TimeMode
 from pyspark_ckpt.history.records import Savepoint
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor, code_fingerprint, processor_name
 from pyspark_ckpt.operator.plan.declared import declare_states, parse_schema
+from pyspark_ckpt.operator.plan.operator import TIME_MODES
 from pyspark_ckpt.operator.plan.parallelism import parallelism_of
 from pyspark_ckpt.operator.rows.key_columns import check_key
 from pyspark_ckpt.operator.rows.keys import check_max_parallelism, default_max_parallelism
@@ -51,8 +52,6 @@ from pyspark_ckpt.spark.program import check_frame
 from pyspark_ckpt.spark.session import session_in_use
 from pyspark_ckpt.stored.unify import UnifiedStates
 from pyspark_ckpt.version import __version__
-
-_TIME_MODES = {mode.value.lower(): mode for mode in TimeMode}
 
 
 class StateEdit:
@@ -834,7 +833,7 @@ def declared_operator(
     has_watermark: bool | None,  # noqa: FBT001  # passed on from keyword arguments
 ) -> OperatorDescriptor:
     """Return the operator of a processor, as ``StateEdit.add_operator`` is given it."""
-    mode = _TIME_MODES.get(str(time_mode).lower())
+    mode = TIME_MODES.get(str(time_mode).lower())
     if mode is None:
         raise PlanError(
             f"operator {uid!r}: time_mode is {time_mode!r}, allowed are None, ProcessingTime "

@@ -16,9 +16,6 @@ PREFIX = "pyspark_ckpt"
 QUERY_LABELS = ("query", "query_id")
 """Labels of every metric: the query's name, or its id if it has no name, and its id."""
 
-OVER_SUBTASKS = ("min", "max", "sum")
-"""Values of the label `subtasks`."""
-
 
 class Kind(Enum):
     """What may become of a metric's value."""

@@ -29,13 +29,13 @@ from pyspark_ckpt.restore.plan import RestorePlan
 from pyspark_ckpt.restore.planned import CopiedOperator, MovedOperator, NewOperator
 from pyspark_ckpt.restore.rescale import Seed, move_state
 from pyspark_ckpt.restore.seeding import SCRATCH, place_state, write_commit, write_state
+from pyspark_ckpt.settings import SHUFFLE_PARTITIONS
 from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.spark.own_session import own_session
 from pyspark_ckpt.storage.fenced import Lease
 from pyspark_ckpt.storage.open import Storage
 
 _SWAPPED = ("commits", "offsets", "state")
-_PARTITIONS = "spark.sql.shuffle.partitions"
 
 logger = library_logger(__name__)
 
@@ -127,7 +127,7 @@ def _write_offsets(location: Storage, staged: Storage, plan: RestorePlan) -> Non
         entry = log.offsets_entry(epoch) if location.exists(name) else newest
         conf = {
             **entry.metadata.get("conf", {}),
-            _PARTITIONS: str(plan.started[0].wanted.parallelism),
+            SHUFFLE_PARTITIONS: str(plan.started[0].wanted.parallelism),
         }
         text = replace(entry, metadata={**entry.metadata, "conf": conf}).text()
         staged.write(name, [text.encode()])

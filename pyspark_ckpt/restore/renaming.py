@@ -1,37 +1,17 @@
-"""Functions for a checkpoint or savepoint before a query starts from it. Driver only."""
+"""Savepoints in which operators have other uids. Driver only."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
-from typing import Any
 
 import msgspec
-from pyspark.sql import DataFrame
 
-from pyspark_ckpt.api.writer import CheckpointedStreamWriter
 from pyspark_ckpt.errors import RestoreError
 from pyspark_ckpt.formats.metadata import OperatorMetadata, Origin
 from pyspark_ckpt.formats.modes import SavepointFormat
 from pyspark_ckpt.history.records import Savepoint
-from pyspark_ckpt.restore.plan import RestorePlan
 from pyspark_ckpt.restore.source import RestoreSource
 from pyspark_ckpt.savepoint.savepoint import write_savepoint
-
-
-def plan_restore(
-    path: str, query: DataFrame | CheckpointedStreamWriter, **arguments: Any
-) -> RestorePlan:
-    """Return what a restore would do with every operator and state; starts nothing."""
-    if not isinstance(query, CheckpointedStreamWriter):
-        return CheckpointedStreamWriter(query).restoreFrom(path, **arguments).planRestore()
-    writer = copy.copy(query)
-    given, migrations = writer._restore_from, writer._migrations  # noqa: SLF001  # a part of it
-    writer.restoreFrom(path, **arguments)
-    writer._restore_from = given | writer._restore_from  # noqa: SLF001
-    if arguments.get("migrations") is None:
-        writer._migrations = migrations  # noqa: SLF001
-    return writer.planRestore()
 
 
 def rename_uid(path: str, uids: Mapping[str, str], directory: str) -> Savepoint:

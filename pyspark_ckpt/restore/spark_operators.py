@@ -22,6 +22,7 @@ from pyspark_ckpt.restore.planned import (
     planned_state,
 )
 from pyspark_ckpt.restore.source import RestoreSource
+from pyspark_ckpt.settings import SHUFFLE_PARTITIONS
 from pyspark_ckpt.spark.plan import StatefulOperators
 from pyspark_ckpt.spark.session import STATE_STORE_PROVIDER, STATE_STORE_PROVIDERS
 
@@ -138,7 +139,7 @@ def _unfit(source: RestoreSource, wanted: StatefulOperators, name: str) -> Resto
             f"{provider[:200]!r} with the codec {codec[:200]!r}, which cannot be restored; drop "
             "it with restoreFrom(..., allowNonRestoredState=True) and a query without them"
         )
-    before = conf.get("spark.sql.shuffle.partitions")
+    before = conf.get(SHUFFLE_PARTITIONS)
     now = {str(operator.parallelism) for operator in wanted.descriptors}
     if now != {before}:
         return RestoreError(

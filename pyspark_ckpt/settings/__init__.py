@@ -6,6 +6,7 @@ from pyspark_ckpt.settings.keys import (
     KEYS,
     PARALLELISM,
     SETTINGS,
+    SHUFFLE_PARTITIONS,
     Setting,
 )
 from pyspark_ckpt.settings.modes import (
@@ -29,7 +30,7 @@ from pyspark_ckpt.settings.values import MAX_INLINE_BYTES, MIN_MEMORY_BYTES
 
 __all__ = [
     "EPOCH_KEY", "HAND_OVER", "INTERNAL_SETTINGS", "KEYS", "MAX_INLINE_BYTES", "MIN_MEMORY_BYTES",
-    "PARALLELISM", "PREFIX", "RUNTIME_KEY", "SETTINGS", "ClaimMode", "HandOver",
-    "HighAvailability", "Materialization", "MetricsReporter", "Retention", "Setting", "Settings",
-    "is_ckpt_option", "read_conf_file", "read_settings",
+    "PARALLELISM", "PREFIX", "RUNTIME_KEY", "SETTINGS", "SHUFFLE_PARTITIONS", "ClaimMode",
+    "HandOver", "HighAvailability", "Materialization", "MetricsReporter", "Retention", "Setting",
+    "Settings", "is_ckpt_option", "read_conf_file", "read_settings",
 ]  # fmt: skip

@@ -17,6 +17,9 @@ from pyspark_ckpt.settings.modes import (
 from state_backends import BACKEND_TYPES
 
 PARALLELISM = "spark.ckpt.parallelism.default"
+SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
+"""Spark's own setting, which says the parallelism where the library's does not."""
+
 INTERNAL = "spark.ckpt.internal."
 HAND_OVER = f"{INTERNAL}execution.hand-over"
 

@@ -138,13 +138,6 @@ def url(text: str) -> str:
     return text
 
 
-def exactly_one(text: str) -> int:
-    """Read the number 1, the only number that is allowed."""
-    if int(text) != 1:
-        raise ValueError(text)
-    return 1
-
-
 def not_negative(text: str) -> int:
     """Read a whole number."""
     number = int(text)

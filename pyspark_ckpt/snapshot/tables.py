@@ -20,7 +20,7 @@ from pyspark_ckpt.operator.state.kinds import Entries, StateKind, kind_of
 from pyspark_ckpt.operator.state.list import decode_chunk
 from pyspark_ckpt.operator.table.catalog import struct_type
 from pyspark_ckpt.operator.table.stored_keys import (
-    KEY_GROUP_BYTES,
+    KEY_START,
     OPERATOR_STATE,
     RAW_STATE,
     TIME_BYTES,
@@ -40,9 +40,6 @@ from pyspark_ckpt.snapshot.columns import (
 from pyspark_ckpt.stored.binary_column import BinaryColumn
 from pyspark_ckpt.stored.state import StoredRange
 from pyspark_ckpt.values.message_pack import end_of_value
-
-_HEAD_BYTES = KEY_GROUP_BYTES + 1
-"""Bytes before the user's key: the key group, and the id of the state."""
 
 _NUMBER_BYTES = 4
 _STREAM = struct.Struct(">H")
@@ -169,7 +166,7 @@ class _ValueTable(_StateTable):
     def _batches(self, parts: Iterable[_Columns], now_ms: int | None) -> Iterator[pa.RecordBatch]:
         for part in parts:
             keys, values, expires_ms = self._visible(part, now_ms)
-            key_arrays = self._keys.arrays(self._keys.plain(keys.cut(_HEAD_BYTES)))
+            key_arrays = self._keys.arrays(self._keys.plain(keys.cut(KEY_START)))
             yield self._batch([*key_arrays, *self._value_arrays(values, expires_ms)])
 
 
@@ -198,7 +195,7 @@ class _MapTable(_StateTable):
     def _batches(self, parts: Iterable[_Columns], now_ms: int | None) -> Iterator[pa.RecordBatch]:
         for part in parts:
             keys, values, expires_ms = self._visible(part, now_ms)
-            pairs = decoded(self._decoder, keys.cut(_HEAD_BYTES, mark=_PAIR), self._what)
+            pairs = decoded(self._decoder, keys.cut(KEY_START, mark=_PAIR), self._what)
             yield self._batch(
                 [
                     *self._keys.arrays([key for key, _ in pairs]),
@@ -286,7 +283,7 @@ class _ListTable(_ChunksTable):
 
     def _batches(self, parts: Iterable[_Columns], now_ms: int | None) -> Iterator[pa.RecordBatch]:
         for items, expires_ms in self._items(parts, now_ms):
-            keys = BinaryColumn.of(pa.array(items.lists, pa.binary())).cut(_HEAD_BYTES)
+            keys = BinaryColumn.of(pa.array(items.lists, pa.binary())).cut(KEY_START)
             key_arrays = self._keys.arrays(self._keys.plain(keys))
             yield self._batch([*key_arrays, *self._item_arrays(items, expires_ms)])
 
@@ -294,7 +291,7 @@ class _ListTable(_ChunksTable):
         if of_list is not None and key.startswith(of_list):
             return True
         try:  # the number of a list's chunks may have expired before its last chunk
-            return end_of_value(key, _HEAD_BYTES) != len(key)
+            return end_of_value(key, KEY_START) != len(key)
         except ValueError as exc:
             raise not_decoded(self._what, exc) from exc
 
@@ -335,7 +332,7 @@ class _BroadcastTable(_StateTable):
     def _batches(self, parts: Iterable[_Columns], now_ms: int | None) -> Iterator[pa.RecordBatch]:
         for part in parts:
             keys, values, expires_ms = self._visible(part, now_ms)
-            map_keys = self._map_keys.plain(keys.cut(_HEAD_BYTES))
+            map_keys = self._map_keys.plain(keys.cut(KEY_START))
             yield self._batch(
                 [*self._map_keys.arrays(map_keys), *self._value_arrays(values, expires_ms)]
             )
@@ -358,7 +355,7 @@ class TimersTable(Table):
         now_ms: int | None,  # noqa: ARG002
     ) -> Iterator[pa.RecordBatch]:
         for part in parts:
-            keys = self._keys.plain(part.keys.cut(_HEAD_BYTES, TIME_BYTES))
+            keys = self._keys.plain(part.keys.cut(KEY_START, TIME_BYTES))
             stored = part.keys.numbers(TIME_BYTES).astype(np.uint64)
             fires_ms = (stored ^ np.uint64(1 << 63)).view(np.int64)
             times = pa.array(fires_ms, pa.int64()).cast(TIME)

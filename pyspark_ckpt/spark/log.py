@@ -17,6 +17,7 @@ from itertools import islice
 from typing import Any
 
 from pyspark_ckpt.errors import CheckpointAbortedError, CorruptFileError, NotBuiltYetError
+from pyspark_ckpt.settings import SHUFFLE_PARTITIONS
 from pyspark_ckpt.storage.open import Storage
 
 NO_OFFSET = "-"
@@ -67,7 +68,7 @@ class OffsetsEntry:
     @property
     def parallelism(self) -> int | None:
         """The number of shuffle partitions that the query is bound to."""
-        text = self._conf.get("spark.sql.shuffle.partitions")
+        text = self._conf.get(SHUFFLE_PARTITIONS)
         return None if text is None else int(text)
 
     @property

@@ -46,6 +46,7 @@ from pyspark_ckpt.formats.modes import TimeMode
 from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
 from pyspark_ckpt.sessions.session import session_of
+from pyspark_ckpt.settings import SHUFFLE_PARTITIONS
 from pyspark_ckpt.spark.callback_thread import end_callback_thread, record_callback_thread
 from pyspark_ckpt.spark.query import end_after_epoch
 from pyspark_ckpt.storage.open import LocalStorage, Storage, open_storage
@@ -59,7 +60,6 @@ _given_up: list[_ConfAtStart] = []
 _OPERATION_CHECK = "spark.sql.streaming.unsupportedOperationCheck"
 WATERMARK_PER_OPERATOR = "spark.sql.streaming.statefulOperator.allowMultiple"
 _CORRECTNESS_CHECK = "spark.sql.streaming.statefulOperator.checkCorrectness.enabled"
-_PARTITIONS = "spark.sql.shuffle.partitions"
 _ENCODING = "spark.sql.streaming.stateStore.encodingFormat"
 _EMPTY_EPOCHS = "spark.sql.streaming.noDataMicroBatches.enabled"
 
@@ -356,7 +356,7 @@ def conf_of_start(
     # A session may ask for Avro. Spark's own operators support Avro; this library does not.
     conf = {_ENCODING: "unsaferow"}
     if operators:
-        conf[_PARTITIONS] = str(operators[0].parallelism)
+        conf[SHUFFLE_PARTITIONS] = str(operators[0].parallelism)
     if passed_watermarks:
         # Spark does not know that these operators pass their watermark to the next operator.
         conf[_CORRECTNESS_CHECK] = "false"

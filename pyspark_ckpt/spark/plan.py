@@ -20,12 +20,11 @@ from pyspark_ckpt.formats.metadata import CheckpointMetadata, OperatorMetadata
 from pyspark_ckpt.formats.modes import TimeMode
 from pyspark_ckpt.operator.descriptor import DEFAULT_UID, OperatorDescriptor, decode_descriptor
 from pyspark_ckpt.operator.plan.operator import DESCRIPTOR_METADATA
-from pyspark_ckpt.operator.plan.streaming_row import streaming_relation
+from pyspark_ckpt.operator.plan.streaming_row import OUR_NODE, streaming_relation
 from pyspark_ckpt.sessions import connect, connect_plan
 from pyspark_ckpt.sessions.session import session_of
 from pyspark_ckpt.spark.log import SOURCE_EVOLUTION
 
-_OURS = "FlatMapGroupsInPandasWithState"
 _TRANSFORM_WITH_STATE = "TransformWithStateInPySpark"
 
 _SPARK_NAMES = {
@@ -34,7 +33,7 @@ _SPARK_NAMES = {
     "DeduplicateWithinWatermark": "dedupeWithinWatermark",
     "Distinct": "stateStoreSave",
     "FlatMapGroupsWithState": "flatMapGroupsWithState",
-    _OURS: "applyInPandasWithState",
+    OUR_NODE: "applyInPandasWithState",
     "GlobalLimit": "globalLimit",
     "Join": "symmetricHashJoin",
     "TransformWithState": "transformWithStateExec",
@@ -52,7 +51,7 @@ _FORMAT_VERSION = "spark.sql.streaming.stateStore.checkpointFormatVersion"
 _GIVEN_BY_USER = "UserProvided"
 _SOURCES = frozenset({"StreamingRelation", "StreamingRelationV2"})
 _ADVICE = "compute it in a separate query, or start the query on a classic session"
-_FILE_FORMATS = frozenset({"parquet", "orc", "json", "csv", "text", "xml", "avro"})
+FILE_FORMATS = frozenset({"parquet", "orc", "json", "csv", "text", "xml", "avro"})
 
 
 def operators_of(df: DataFrame) -> StatefulOperators:
@@ -132,7 +131,7 @@ def check_after_aggregations(df: DataFrame, output_mode: str) -> None:
 def _without_ours(spark: SparkSession, node: Any) -> Any:
     """Return a plan with an empty stream in place of each operator of this library."""
     java: Any = spark._jvm
-    if node.getClass().getSimpleName() == _OURS:
+    if node.getClass().getSimpleName() == OUR_NODE:
         return streaming_relation(spark, node.output(), java.PythonUtils.toSeq([]))
     children = node.children().iterator()
     changed = []
@@ -142,7 +141,7 @@ def _without_ours(spark: SparkSession, node: Any) -> Any:
 
 
 def _ours(plan: Any) -> Iterator[Any]:
-    return (node for node in _nodes(plan) if node.getClass().getSimpleName() == _OURS)
+    return (node for node in _nodes(plan) if node.getClass().getSimpleName() == OUR_NODE)
 
 
 def _is_aggregation(node: Any) -> bool:
@@ -212,7 +211,7 @@ def _stateful(plan: Any) -> Iterator[OperatorDescriptor | SparkOperator]:
         if not node.isStreaming():
             continue
         name = node.getClass().getSimpleName()
-        descriptor = _descriptor(node) if name == _OURS else None
+        descriptor = _descriptor(node) if name == OUR_NODE else None
         name_in_spark = _spark_name(node, name)
         if descriptor is not None:
             yield descriptor
@@ -492,7 +491,7 @@ def _name_of(source: object) -> str:
     paths = getattr(source, "_paths", None) or ()
     options = getattr(source, "_options", None) or {}
     path = paths[0] if paths else options.get("path")
-    return f"FileSource[{path}]" if name.lower() in _FILE_FORMATS and path else name
+    return f"FileSource[{path}]" if name.lower() in FILE_FORMATS and path else name
 
 
 def connect_given_names(df: DataFrame) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from pyspark_ckpt.clock import ms_of_text, now_ms
 from pyspark_ckpt.log_fields import library_logger
+from pyspark_ckpt.operator.plan.streaming_row import OUR_NODE
 from pyspark_ckpt.sessions.session import session_of
 from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.spark.state_files import OUR_NAME, operator_name, partitions_without
@@ -216,7 +217,6 @@ def idle_ms(query: StreamingQuery) -> float:
     return max(0.0, since_ms - float(durations["triggerExecution"]))
 
 
-_OPERATOR = "FlatMapGroupsInPandasWithState"
 """The node of an operator of this library in Spark's plan of an epoch."""
 
 _COMPUTED = "numStateStoreInstances"
@@ -285,12 +285,12 @@ class ComputedStates:
     def _operators(self, plan: Any) -> list[Any]:
         """Return the operators; a call for each, as their places stay from epoch to epoch."""
         found = [plan.apply(place) for place in self._places]
-        if found and all(node is not None and node.nodeName() == _OPERATOR for node in found):
+        if found and all(node is not None and node.nodeName() == OUR_NODE for node in found):
             return found
         nodes: list[Any] = []
         while (node := plan.apply(len(nodes))) is not None:
             nodes.append(node)
-        self._places = [n for n, each in enumerate(nodes) if each.nodeName() == _OPERATOR]
+        self._places = [n for n, each in enumerate(nodes) if each.nodeName() == OUR_NODE]
         return [nodes[place] for place in self._places]
 
 

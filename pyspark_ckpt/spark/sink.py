@@ -30,6 +30,7 @@ from pyspark_ckpt.spark.log import (
     numbered,
 )
 from pyspark_ckpt.spark.paths import qualified_path
+from pyspark_ckpt.spark.plan import FILE_FORMATS
 from pyspark_ckpt.spark.temporary_location import may_be_temporary
 from pyspark_ckpt.storage.open import Storage, open_storage
 from pyspark_ckpt.values.nesting import sql_name, sql_type
@@ -261,7 +262,6 @@ class TableSink:
         return session_of(self._spark).default_table_path(of_database, table)
 
 
-_FILE_FORMATS = frozenset({"parquet", "orc", "json", "csv", "text", "xml", "avro"})
 FOREACH_BATCH = "foreachBatch"
 """Spark's name of the sink that calls a function."""
 
@@ -320,7 +320,7 @@ class SinkChoice:
         """Return the log of Spark's file sink, ``None`` for another sink."""
         chosen = self._format(spark) if table is None else table.format
         path = self.options.get("path") if table is None else table.location
-        if not path or str(chosen).lower() not in _FILE_FORMATS:
+        if not path or str(chosen).lower() not in FILE_FORMATS:
             return None
         interval = spark.conf.get(COMPACT_INTERVAL, None) or DEFAULTCOMPACT_INTERVAL
         return FileSinkLog(qualified_path(spark, str(path)), int(interval))

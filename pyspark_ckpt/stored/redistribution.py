@@ -32,6 +32,7 @@ from pyspark_ckpt.operator.state.list import decode_chunk
 from pyspark_ckpt.operator.table.catalog import struct_type
 from pyspark_ckpt.operator.table.stored_keys import (
     KEY_GROUP_BYTES,
+    KEY_START,
     MAX_STATES,
     OPERATOR_STATE,
     RAW_STATE,
@@ -58,7 +59,6 @@ ARROW_ENTRIES = to_arrow_schema(ENTRIES_SCHEMA)
 STREAM_PLACE_BYTES = 4
 """Bytes of the old subtask, before the number of a stream that moves."""
 
-_ID_END = KEY_GROUP_BYTES + 1
 _GROUP_OF_TIMER = len(TIME_INDEX) + TIME_BYTES
 _NUMBER = struct.Struct(">I")
 _ITEM = struct.Struct(">II")
@@ -151,7 +151,7 @@ class _Moves:
 
     def _keyed(self, entries: ArrowEntries) -> Iterator[pa.RecordBatch]:
         keys = BinaryColumn.of(entries.keys)
-        if keys.lengths.min() < _ID_END:
+        if keys.lengths.min() < KEY_START:
             raise self._unknown(keys.value(int(np.argmin(keys.lengths))))
         ids = keys.bytes_at(KEY_GROUP_BYTES)
         groups = keys.numbers(KEY_GROUP_BYTES, from_start=0).astype(np.int64)
@@ -175,17 +175,17 @@ class _Moves:
         erased, erased_groups = self._kept.erased, self._erased_groups
         for key, value in entries:
             group, state_id = key[:KEY_GROUP_BYTES], key[KEY_GROUP_BYTES]
-            end = end_of_value(key, _ID_END)
-            if group in erased_groups and group + key[_ID_END:end] in erased:
+            end = end_of_value(key, KEY_START)
+            if group in erased_groups and group + key[KEY_START:end] in erased:
                 continue
-            new_group = self._new_group(group, key[_ID_END:end])
+            new_group = self._new_group(group, key[KEY_START:end])
             if state_id == MAX_STATES:
                 moved = encode_key_group(new_group) + key[KEY_GROUP_BYTES:], value
             else:
                 move = self._moves[state_id]
                 rest, value = rewritten(move, key[end:], value)  # noqa: PLW2901
                 head = encode_key_group(new_group) + bytes([move.target_id])
-                moved = head + key[_ID_END:end] + rest, value
+                moved = head + key[KEY_START:end] + rest, value
             yield self._subtask(new_group), *moved
 
     def _by_time(self, entries: ArrowEntries) -> Iterator[pa.RecordBatch]:
@@ -216,13 +216,13 @@ class _Moves:
     def _of_subtask(self, entries: Iterable[Entry]) -> Iterator[tuple[int, bytes, bytes]]:
         to, own = self._to, self._handle.subtask
         for key, value in entries:
-            if len(key) < _ID_END or not key.startswith(OPERATOR_STATE):
+            if len(key) < KEY_START or not key.startswith(OPERATOR_STATE):
                 raise self._unknown(key)
             move = self._moves.get(key[len(OPERATOR_STATE)])
             if move is None:
                 continue
             prefix = OPERATOR_STATE + bytes([move.target_id])
-            rest, value = rewritten(move, key[_ID_END:], value)  # noqa: PLW2901
+            rest, value = rewritten(move, key[KEY_START:], value)  # noqa: PLW2901
             if to.broadcast_giver is None:
                 yield own, prefix + rest, value
             elif kind_of(to.states.states[move.target_id]).movement is Movement.DEALT_OUT:

@@ -35,6 +35,7 @@ from pyspark_ckpt.operator.state.list import encode_chunk
 from pyspark_ckpt.operator.state.operator_states import MAX_STREAMS
 from pyspark_ckpt.operator.table.stored_keys import (
     KEY_GROUP_BYTES,
+    KEY_START,
     MAX_STATES,
     OPERATOR_STATE,
     RAW_STATE,
@@ -224,7 +225,7 @@ class _WholeEntries:
             if twice.is_one_timer:
                 return
             raise twice.error(f"{self._where}: a timer would be there twice: {twice.advice}")
-        start = KEY_GROUP_BYTES + 1
+        start = KEY_START
         if key.startswith(RAW_STATE):
             start = len(RAW_STATE)
             if self._destination.renumbers_streams:

@@ -15,7 +15,7 @@ from pyspark.sql import types as T
 from pyspark_ckpt.values.nesting import by_place, holds, mapped
 from pyspark_ckpt.values.types import Kind, classes_of, find_leaf, in_python, kind_of
 
-_MONTHS = T.YearMonthIntervalType(T.YearMonthIntervalType.MONTH)
+MONTHS = T.YearMonthIntervalType(T.YearMonthIntervalType.MONTH)
 
 
 def sent_type(data_type: T.DataType) -> T.DataType:
@@ -69,5 +69,5 @@ def _has_months(data_type: T.DataType) -> bool:
 
 def _in_months(leaf: T.DataType, *, sent: bool) -> T.DataType:
     if kind_of(leaf) is Kind.MONTHS:
-        return _MONTHS
+        return MONTHS
     return _sent_leaf(leaf) if sent else leaf

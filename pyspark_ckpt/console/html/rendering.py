@@ -9,8 +9,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, pass_context
 from jinja2.runtime import Context
 from markupsafe import Markup
 
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
-_STEP = 1024
+from pyspark_ckpt.html_form import size_text
+
 _MOST_MS = 253_402_300_800_000
 _MOST_TEXT = 4000
 _NULL = Markup('<i title="no value">null</i>')
@@ -36,14 +36,7 @@ def make_environment() -> Environment:
 
 def bytes_text(value: float | None) -> str:
     """Return a size as people read it."""
-    if value is None:
-        return UNKNOWN
-    number = float(value)
-    for unit in _UNITS[:-1]:
-        if abs(number) < _STEP:
-            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
-        number /= _STEP
-    return f"{number:.1f} {_UNITS[-1]}"
+    return UNKNOWN if value is None else size_text(value)
 
 
 def count_text(value: float | None) -> str:

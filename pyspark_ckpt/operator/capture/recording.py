@@ -19,6 +19,7 @@ from pyspark_ckpt.operator.table.catalog import FREE
 from pyspark_ckpt.operator.table.keys import StoredKey
 from pyspark_ckpt.operator.table.stored_keys import (
     KEY_GROUP_BYTES,
+    KEY_START,
     OPERATOR_STATE,
     RAW_STATE,
     TIME_BYTES,
@@ -39,7 +40,6 @@ KEY_COLUMN = "__ckpt_key"
 _CODEC = "zstd"
 _NO_LIMIT = 1 << 62
 _AT_ONCE = 10_000
-_KEY_START = KEY_GROUP_BYTES + 1
 Entry = tuple[bytes, bytes | None]
 
 
@@ -326,13 +326,13 @@ def is_of(stored_key: bytes, touched: dict[StoredKey, None]) -> bool:
 
 def key_of(stored_key: bytes) -> StoredKey:
     """Return the key of a keyed entry."""
-    end = end_of_value(stored_key, _KEY_START)
-    return stored_key[:KEY_GROUP_BYTES], stored_key[_KEY_START:end]
+    end = end_of_value(stored_key, KEY_START)
+    return stored_key[:KEY_GROUP_BYTES], stored_key[KEY_START:end]
 
 
 def times_of(stored_keys: Iterable[bytes]) -> Iterator[bytes]:
     """Yield the timers among some entries as the index by time has them."""
     for stored in stored_keys:
-        if is_keyed(stored) and stored[KEY_GROUP_BYTES:_KEY_START] == TIMERS_ID:
-            time, key = stored[-TIME_BYTES:], stored[_KEY_START:-TIME_BYTES]
+        if is_keyed(stored) and stored[KEY_GROUP_BYTES:KEY_START] == TIMERS_ID:
+            time, key = stored[-TIME_BYTES:], stored[KEY_START:-TIME_BYTES]
             yield TIME_INDEX + time + stored[:KEY_GROUP_BYTES] + key

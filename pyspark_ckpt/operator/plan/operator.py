@@ -58,7 +58,7 @@ from pyspark_ckpt.sessions.connect_plan import column_name
 from pyspark_ckpt.sessions.session import session_of
 from pyspark_ckpt.settings import HandOver, read_settings
 
-_TIME_MODES = {mode.value.lower(): mode for mode in TimeMode}
+TIME_MODES = {mode.value.lower(): mode for mode in TimeMode}
 
 DESCRIPTOR_METADATA = "pyspark_ckpt.operator"
 """Key of the operator's descriptor in the metadata of the token column."""
@@ -129,7 +129,7 @@ class OperatorArguments:
             raise PlanError(
                 f"operator {uid!r}: outputMode is {output_mode!r}, allowed are Append and Update"
             )
-        time = _TIME_MODES.get(str(time_mode).lower())
+        time = TIME_MODES.get(str(time_mode).lower())
         if time is None:
             raise PlanError(
                 f"operator {uid!r}: timeMode is {time_mode!r}, allowed are None, ProcessingTime "

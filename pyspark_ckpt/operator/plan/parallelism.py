@@ -10,9 +10,7 @@ from pyspark.sql import SparkSession
 
 from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.sessions.session import session_of
-from pyspark_ckpt.settings import PARALLELISM, read_settings
-
-SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
+from pyspark_ckpt.settings import PARALLELISM, SHUFFLE_PARTITIONS, read_settings
 
 _OF_SPARK = 200
 _MANY_PER_CORE = 4

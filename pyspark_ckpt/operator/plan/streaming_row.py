@@ -22,7 +22,9 @@ from pyspark_ckpt.sessions.session import session_of
 _DATASETS = "org.apache.spark.sql.classic.Dataset"
 _ANY_MODE = "org.apache.spark.sql.catalyst.streaming.InternalOutputModes$Complete$"
 _OF_MODES = "STREAMING_OUTPUT_MODE"
-_OURS = "FlatMapGroupsInPandasWithState"
+OUR_NODE = "FlatMapGroupsInPandasWithState"
+"""Spark's name of the node of an operator of this library."""
+
 logger = library_logger(__name__)
 
 
@@ -96,7 +98,7 @@ def plan_error(exc: AnalysisException) -> PlanError | None:
     Spark's own message shows the whole plan, with columns that users never named.
     """
     text = str(exc)
-    if _OURS not in text and _OF_MODES not in text:
+    if OUR_NODE not in text and _OF_MODES not in text:
         return None
     reason = text.split("\n")[0].rstrip(";").replace("applyInPandasWithState", "the operator")
     return PlanError(

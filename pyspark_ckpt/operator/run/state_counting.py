@@ -15,7 +15,12 @@ from contextlib import closing
 from pyspark_ckpt.formats.handle import Handle, StateCount, StateCounts, StateDescriptor
 from pyspark_ckpt.operator.rows.keys import key_groups_of
 from pyspark_ckpt.operator.state.kinds import Entries, kind_of
-from pyspark_ckpt.operator.table.stored_keys import KEY_GROUP_BYTES, MAX_STATES, encode_key_group
+from pyspark_ckpt.operator.table.stored_keys import (
+    KEY_GROUP_BYTES,
+    KEY_START,
+    MAX_STATES,
+    encode_key_group,
+)
 from pyspark_ckpt.operator.table.table import StateTable
 from pyspark_ckpt.values.message_pack import end_of_value
 from state_backends import Changes
@@ -31,8 +36,6 @@ COST_SHARE = 200
 
 FEW_ENTRIES = 500
 """Up to so many entries are counted in every epoch, so they are exact; it takes about 1 ms."""
-
-_KEY_START = KEY_GROUP_BYTES + 1
 
 
 def is_due(counts: StateCounts | None, now_ms: int) -> bool:
@@ -141,6 +144,6 @@ class StateCounting:
 def _count(state: StateDescriptor, entries: list[bytes], sizes: dict[bytes, int]) -> StateCount:
     keys = len(entries)
     if kind_of(state).entries is not Entries.ONE:
-        keys = len({key[:2] + key[_KEY_START : end_of_value(key, _KEY_START)] for key in entries})
+        keys = len({key[:2] + key[KEY_START : end_of_value(key, KEY_START)] for key in entries})
     size_bytes = sum(map(sizes.__getitem__, entries))
     return StateCount(name=state.name, keys=keys, entries=len(entries), size_bytes=size_bytes)

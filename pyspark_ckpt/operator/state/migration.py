@@ -27,7 +27,7 @@ from pyspark_ckpt.operator.table.catalog import (
     struct_type,
 )
 from pyspark_ckpt.operator.table.stored_keys import (
-    KEY_GROUP_BYTES,
+    KEY_START,
     OPERATOR_STATE,
     is_keyed,
     state_id_of,
@@ -109,7 +109,7 @@ def _entries_of(table: StateTable, state_id: int) -> Iterator[_Entry]:
         if is_keyed(stored_key):
             if state_id_of(stored_key) != state_id:
                 continue
-            key_start = KEY_GROUP_BYTES + 1
+            key_start = KEY_START
             key_end = end_of_value(stored_key, key_start)
         elif stored_key.startswith(OPERATOR_STATE + bytes([state_id])):
             key_start = key_end = len(OPERATOR_STATE) + 1

@@ -30,6 +30,7 @@ from pyspark_ckpt.operator.state.kinds import Entries, Movement, kind_of
 from pyspark_ckpt.operator.table.catalog import FREE_PLACE, is_deleted
 from pyspark_ckpt.operator.table.stored_keys import (
     KEY_GROUP_BYTES,
+    KEY_START,
     MAX_STATES,
     OPERATOR_STATE,
     encode_key_group,
@@ -39,8 +40,6 @@ from pyspark_ckpt.operator.table.stored_keys import (
 from pyspark_ckpt.operator.table.table import StateTable
 from pyspark_ckpt.operator.table.time_to_live import TimeToLive
 from pyspark_ckpt.values.message_pack import end_of_value
-
-_ID_BYTES = 1
 
 _Place = tuple[int, bytes | None]
 """The key group that a pass has come to, and the stored key of an entry that it found there."""
@@ -100,8 +99,7 @@ def remove_at_once(
         places = iter(some)
     for _, key in places:
         if key is not None:
-            end = KEY_GROUP_BYTES + _ID_BYTES
-            below = key[: end_of_value(key, end)] if is_keyed(key) else key[:end]
+            below = key[: end_of_value(key, KEY_START)] if is_keyed(key) else key[:KEY_START]
             table.write_below(below, key, None)
     return True
 

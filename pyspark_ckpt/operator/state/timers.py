@@ -13,6 +13,7 @@ from pyspark_ckpt.formats.modes import TimeMode
 from pyspark_ckpt.operator.table.keys import StoredKey
 from pyspark_ckpt.operator.table.stored_keys import (
     KEY_GROUP_BYTES,
+    KEY_START,
     TIME_BYTES,
     TIME_INDEX,
     TIMERS_ID,
@@ -230,11 +231,10 @@ class Timers:
 
 def _many_stored_keys(of_keys: Sequence[bytes], times_ms: Numbers) -> _StoredTimers:
     times = encode_times(times_ms)
-    id_end = KEY_GROUP_BYTES + len(TIMERS_ID)
     return _StoredTimers(
         [of_key + time for of_key, time in zip(of_keys, times, strict=True)],
         [
-            TIME_INDEX + time + of_key[:KEY_GROUP_BYTES] + of_key[id_end:]
+            TIME_INDEX + time + of_key[:KEY_GROUP_BYTES] + of_key[KEY_START:]
             for of_key, time in zip(of_keys, times, strict=True)
         ],
     )

@@ -29,6 +29,9 @@ OPERATOR_STATE = b"\x81\x00"
 RAW_STATE = b"\x82\x00"
 
 KEY_GROUP_BYTES = 2
+KEY_START = KEY_GROUP_BYTES + 1
+"""Where the key begins in a keyed entry: the state's id is before it."""
+
 TIME_BYTES = 8
 _KEY_GROUP = struct.Struct(">H")
 _TIME = struct.Struct(">Q")

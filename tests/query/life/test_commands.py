@@ -53,7 +53,7 @@ if __name__ == "__main__":
 def command(*arguments: str) -> tuple[int, dict[str, Any]]:
     """Run a command as a user does; return its exit code and what it prints as JSON."""
     done = subprocess.run(
-        [sys.executable, "-m", "pyspark_ckpt.cli", *arguments, "--json"],
+        [sys.executable, "-m", "pyspark_ckpt", *arguments, "--json"],
         env={**os.environ, "PYTHONPATH": str(Path(ckpt.__file__).parents[2])},
         capture_output=True, text=True, check=False, timeout=180,
     )  # fmt: skip

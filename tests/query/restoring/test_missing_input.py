@@ -364,7 +364,7 @@ def test_an_unfinished_epoch_of_spark(job: Job) -> None:
 def command(*arguments: object) -> tuple[int, dict[str, Any]]:
     """Run a command as a user does; return its exit code and what it prints as JSON."""
     done = subprocess.run(
-        [sys.executable, "-m", "pyspark_ckpt.cli", *map(str, arguments), "--json"],
+        [sys.executable, "-m", "pyspark_ckpt", *map(str, arguments), "--json"],
         capture_output=True, text=True, check=False, timeout=180,
     )  # fmt: skip
     assert done.stdout, done.stderr

@@ -455,7 +455,7 @@ def test_a_proof_that_is_killed(job: Job) -> None:
         names = names_at(job)
         while kills:
             prover = subprocess.Popen(
-                [sys.executable, "-m", "pyspark_ckpt.cli", *prove, "--json"],
+                [sys.executable, "-m", "pyspark_ckpt", *prove, "--json"],
                 env={**os.environ, "PYTHONPATH": str(Path(ckpt.__file__).parents[1])},
                 stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
                 start_new_session=True,

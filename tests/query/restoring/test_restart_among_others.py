@@ -14,7 +14,6 @@ from pyspark.sql.streaming.listener import StreamingQueryListener
 
 import pyspark_ckpt as ckpt
 from pyspark_ckpt.api import restarts as rescaling
-from pyspark_ckpt.api.restarts import Restarts
 from pyspark_ckpt.checkpoint.cleaning import CleaningHold
 from pyspark_ckpt.cli.main import main
 from pyspark_ckpt.formats.modes import SavepointFormat
@@ -23,6 +22,7 @@ from pyspark_ckpt.operator.descriptor import Drain
 from pyspark_ckpt.query import query as observed_module
 from pyspark_ckpt.query import start as start_module
 from pyspark_ckpt.query.checkpoint_taker import CheckpointTaker
+from pyspark_ckpt.query.restarts import Restarts
 from pyspark_ckpt.query.start import QueryStart
 from pyspark_ckpt.query.stopping.drain import LastEpochs
 from pyspark_ckpt.restarting.rules import RescaleRules

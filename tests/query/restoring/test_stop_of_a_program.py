@@ -28,7 +28,7 @@ def test_the_program_does_not_end_before_the_savepoint_is_made(tmp_path: Path, w
         assert program.stdout is not None
         assert "running" in program.stdout.readline()
         done = subprocess.run(
-            [sys.executable, "-m", "pyspark_ckpt.cli", "stop", str(tmp_path / "loc"), "--json"],
+            [sys.executable, "-m", "pyspark_ckpt", "stop", str(tmp_path / "loc"), "--json"],
             env={**os.environ, "PYTHONPATH": str(Path(ckpt.__file__).parents[1])},
             capture_output=True, text=True, check=False, timeout=120,
         )  # fmt: skip

@@ -370,7 +370,7 @@ def test_names_in_a_file_do_not_steer_the_terminal(
 
 @pytest.mark.slow
 def test_a_reader_that_has_seen_enough_is_no_error(savepoint: Path) -> None:
-    program = f"{sys.executable} -m pyspark_ckpt.cli show {savepoint} | true"
+    program = f"{sys.executable} -m pyspark_ckpt show {savepoint} | true"
     done = subprocess.run(program, shell=True, capture_output=True, text=True, check=False)
     assert "Traceback" not in done.stderr
 
@@ -434,7 +434,7 @@ def test_a_name_that_the_terminal_cannot_show(
     store.reserve(1)
     store.add(1, msgspec.structs.replace(snapshot, query_name=name))
     ran = subprocess.run(
-        [sys.executable, "-m", "pyspark_ckpt.cli", "show", storage.url_of("chk-1")],
+        [sys.executable, "-m", "pyspark_ckpt", "show", storage.url_of("chk-1")],
         env={**os.environ, "PYTHONIOENCODING": encoding}, capture_output=True, check=False,
     )  # fmt: skip
     assert (ran.returncode, ran.stderr) == (0, b"")
