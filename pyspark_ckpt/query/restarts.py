@@ -54,6 +54,7 @@ from pyspark_ckpt.spark.own_session import in_another_thread
 from pyspark_ckpt.spark.program import Program
 from pyspark_ckpt.spark.query import progress_since
 from pyspark_ckpt.spark.sink import TableSink
+from pyspark_ckpt.storage.fenced import FencedStorage
 from pyspark_ckpt.storage.open import Storage
 
 _POLL_S = 0.02
@@ -173,10 +174,9 @@ class Restarts:
         pause_ms = _first_commit_ms(query, start, metadata.epoch) - ended_at_ms
         made = InPlaceRestart(metadata.epoch, before, after, max(pause_ms, 0), reason)
         self._record(query, made, ended_at_ms)
-        with suppress(CkptError, OSError):  # the next run removes it too
-            if done is not None:
-                query._coordinator.lease.check()  # another driver may use such names
-                start.location.storage.delete_directory(done.kept)
+        if done is not None:
+            lease = query._coordinator.lease
+            _remove_kept(FencedStorage(start.location.storage, lease), done)
         return made
 
     def _facts(self, query: CheckpointedQuery, coordinator: CheckpointCoordinator) -> RestartFacts:
@@ -248,6 +248,12 @@ class Restarts:
             *both,
             made.pause_ms,
         )
+
+
+def _remove_kept(location: FencedStorage, done: Swap) -> None:
+    """Remove the content before a restart; else the next run does, as no other driver may."""
+    with suppress(CkptError, OSError):
+        location.delete_directory(done.kept)
 
 
 def _is_to_start_again(

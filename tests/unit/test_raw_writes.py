@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pyspark_ckpt
 
-PACKAGES = ("query", "restarting", "restore")
+PACKAGES = ("api", "query", "restarting", "restore", "shadowing")
 CHANGES = {
     "delete", "delete_directory", "make_directory", "move", "remove_directory", "remove_if_empty",
     "replace", "write",
@@ -36,6 +36,8 @@ REASONS = {
     "restore/rescale.py _write_handles": STAGED,
     "restore/seeding.py": STAGED,
     "restore/spark_files.py": STAGED,
+    "shadowing/followed.py": "the location of a fork, which this shadow alone drives",
+    "shadowing/shadow.py": "the directory of a shadow, with a name of its own",
 }
 """By the module, or by the module and the function."""
 

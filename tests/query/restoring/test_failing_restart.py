@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 import pyspark_ckpt as ckpt
-from pyspark_ckpt.api import restarts
 from pyspark_ckpt.checkpoint.runner import CheckpointRunner
 from pyspark_ckpt.formats.requests import RequestFiles
+from pyspark_ckpt.query import restarts
 from pyspark_ckpt.query.restarts import Restarts
 from pyspark_ckpt.query.start import QueryStart
 from pyspark_ckpt.restarting import staging

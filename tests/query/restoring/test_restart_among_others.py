@@ -13,13 +13,13 @@ from pyspark.sql import DataFrame
 from pyspark.sql.streaming.listener import StreamingQueryListener
 
 import pyspark_ckpt as ckpt
-from pyspark_ckpt.api import restarts as rescaling
 from pyspark_ckpt.checkpoint.cleaning import CleaningHold
 from pyspark_ckpt.cli.main import main
 from pyspark_ckpt.formats.modes import SavepointFormat
 from pyspark_ckpt.history.records import Savepoint
 from pyspark_ckpt.operator.descriptor import Drain
 from pyspark_ckpt.query import query as observed_module
+from pyspark_ckpt.query import restarts as rescaling
 from pyspark_ckpt.query import start as start_module
 from pyspark_ckpt.query.checkpoint_taker import CheckpointTaker
 from pyspark_ckpt.query.restarts import Restarts

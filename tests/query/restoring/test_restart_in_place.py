@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 import pyspark_ckpt as ckpt
-from pyspark_ckpt.api import restarts
+from pyspark_ckpt.query import restarts
 from pyspark_ckpt.query.requests import POLL_MS
 from pyspark_ckpt.query.stopping import stops
 from pyspark_ckpt.restarting.staging import change_in_place

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from py4j.protocol import Py4JError
 
-from pyspark_ckpt.api import restarts as rescaling
+from pyspark_ckpt.query import restarts as rescaling
 from pyspark_ckpt.restarting.rules import RescaleRules
 from pyspark_ckpt.restarting.turn import Turn
 
