@@ -370,6 +370,13 @@ MUTATIONS = (
         "tests/unit/restore/location/test_decision.py",
     ),
     Mutation(
+        "a directory that comes while the content is swapped",
+        "pyspark_ckpt/restore/location/swap.py",
+        "    except FileExistsError:\n",
+        "    except ZeroDivisionError:\n",
+        "tests/unit/restore/location/test_swap.py -k that_comes",
+    ),
+    Mutation(
         "a start at a location whose content is swapped meanwhile",
         "pyspark_ckpt/restore/location/start_location.py",
         "        if self.storage.exists(ROLLBACK_MARKER) or self._is_swapped():",
