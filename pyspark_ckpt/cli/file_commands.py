@@ -14,7 +14,7 @@ from pyspark_ckpt.formats.modes import EntryKind, EntryStatus
 from pyspark_ckpt.formats.origin import read_origin
 from pyspark_ckpt.history.frames import utc_time
 from pyspark_ckpt.history.lineage import ancestors_of
-from pyspark_ckpt.history.places import find_checkpoints_directory
+from pyspark_ckpt.history.places import after_rollback, find_checkpoints_directory
 
 _OF_A_CHECKPOINT = [
     "checkpoint_id", "status", "epoch", "triggered_at", "duration_ms", "size_bytes", "files",
@@ -31,7 +31,8 @@ def list_stored(arguments: Namespace) -> Result:
     found = location(arguments.path).list()
     if EntryKind.SAVEPOINT.value not in set(found["kind"]):
         frame = found[_OF_A_CHECKPOINT]
-        return Result({"checkpoints": records(frame)}, table(frame, "no checkpoints"))
+        empty = f"no checkpoints{after_rollback(arguments.path)}" if frame.empty else ""
+        return Result({"checkpoints": records(frame)}, table(frame, empty))
     frame = found[_OF_A_SAVEPOINT]
     text = table(frame, "")
     begun = EntryStatus.BEGUN

@@ -133,7 +133,8 @@ def rollback(arguments: Namespace) -> Result:
             spark=spark,
         )
     fields = asdict(done)
-    return Result(fields, facts(fields))
+    undo = f"pyspark-ckpt rollback {done.location} {Path(done.kept).name}"
+    return Result(fields, facts({**fields, "to undo it": undo}))
 
 
 @contextmanager
@@ -179,7 +180,9 @@ def function_of(program: str) -> Callable[..., Any]:
     if not path or not name:
         raise ConfigurationError(f"{program!r} is not FILE.py:FUNCTION: name a function in a file")
     if not Path(path).is_file():
-        raise ConfigurationError(f"there is no file {path}: name the program that builds the query")
+        raise ConfigurationError(
+            f"there is no file {path}: name the program that builds the query, as FILE.py:FUNCTION"
+        )
     function: Callable[..., Any] | None = runpy.run_path(path, run_name=_RUN_NAME).get(name)
     if not callable(function):
         raise ConfigurationError(

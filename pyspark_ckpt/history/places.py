@@ -9,6 +9,7 @@ from pyspark_ckpt.formats.layout import (
     CHECKPOINTS_DIRECTORY,
     DRIVERS,
     HISTORY,
+    KEPT_BY_ROLLBACK,
     METADATA_NAME,
     OWNERS,
     SHARED,
@@ -59,6 +60,22 @@ def find_checkpoints_directory(path: str) -> Storage:
         f"{root.url} {what}: give a query's checkpointLocation, or its directory "
         "below spark.ckpt.execution.checkpointing.dir"
     )
+
+
+def after_rollback(path: str) -> str:
+    """Return what to do where a rollback has left a place without checkpoints, or nothing.
+
+    The checkpoints before it come back with its undo; new ones come once the query runs.
+    """
+    root = open_storage(path)
+    for location in (root, root.parent()) if root.name == CHECKPOINTS_DIRECTORY else (root,):
+        kept = sorted(name for name in location.list() if name.startswith(KEPT_BY_ROLLBACK))
+        if kept:
+            return (
+                f"; it was rolled back, and what was there before is in {', '.join(kept)}: start "
+                f"the query, or undo it with: pyspark-ckpt rollback {location.url} {kept[-1]}"
+            )
+    return ""
 
 
 def _is_directory_of_one(root: Storage, name: str) -> bool:

@@ -13,6 +13,7 @@ from pyspark_ckpt.formats.layout import (
     checkpoint_id_of,
     checkpoint_name,
 )
+from pyspark_ckpt.history.places import after_rollback
 from pyspark_ckpt.restarting.stopped import (
     StoppedFacts,
     inspect_stopped,
@@ -160,14 +161,14 @@ def _source(location: Storage, checkpoints: Storage, to: str, query_id: str) -> 
     if checkpoint_id_of(to) is None:
         raise RestoreError(
             f"{location.url} cannot be rolled back to {to!r}: give the name of a retained "
-            f"checkpoint of the query that ran there ({_names_of_retained(checkpoints)})"
+            f"checkpoint of the query that ran there ({_names_of_retained(location, checkpoints)})"
         )
     try:
         source = RestoreSource(checkpoints.url_of(to))
     except CheckpointNotFoundError as exc:
         raise CheckpointNotFoundError(
             f"{location.url} has no complete checkpoint {to}: give the name of a retained one "
-            f"({_names_of_retained(checkpoints)})"
+            f"({_names_of_retained(location, checkpoints)})"
         ) from exc
     if source.metadata.query_id != query_id:
         raise RestoreError(
@@ -177,9 +178,10 @@ def _source(location: Storage, checkpoints: Storage, to: str, query_id: str) -> 
     return source
 
 
-def _names_of_retained(checkpoints: Storage) -> str:
+def _names_of_retained(location: Storage, checkpoints: Storage) -> str:
     with closing(find_store(checkpoints)) as store:
-        return ", ".join(map(checkpoint_name, store.ids())) or "there is none"
+        retained = ", ".join(map(checkpoint_name, store.ids()))
+    return retained or f"there is none{after_rollback(location.url)}"
 
 
 def _missing_input(

@@ -11,7 +11,7 @@ from pyspark_ckpt.errors import CheckpointNotFoundError
 from pyspark_ckpt.formats.handle import StateDescriptor
 from pyspark_ckpt.formats.layout import METADATA_NAME, PLACES, checkpoint_id_of
 from pyspark_ckpt.formats.modes import TtlTime
-from pyspark_ckpt.history.places import find_checkpoints_directory
+from pyspark_ckpt.history.places import after_rollback, find_checkpoints_directory
 from pyspark_ckpt.operator.table.catalog import schema_text
 from pyspark_ckpt.restore.source import RestoreSource
 from pyspark_ckpt.snapshot.pin import Pin
@@ -46,8 +46,8 @@ def _directory_of(path: str) -> str:
         ids = store.ids()
         if not ids:
             raise CheckpointNotFoundError(
-                f"{checkpoints.url} has no completed checkpoint yet: trigger one, or wait for the "
-                "interval"
+                f"{checkpoints.url} has no completed checkpoint yet"
+                + (after_rollback(path) or ": start its query, or trigger one while it runs")
             )
         return store.path(ids[-1])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import threading
+from argparse import Namespace
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, nullcontext
@@ -15,6 +16,7 @@ import msgspec
 import pytest
 
 import pyspark_ckpt as ckpt
+from pyspark_ckpt.cli.file_commands import list_stored
 from pyspark_ckpt.history.run_log import (
     RUNS,
     RunStarted,
@@ -64,6 +66,15 @@ def test_rollback(job: Job) -> None:
     before = digests(job.location_path)
     made = ckpt.location(location).rollback(to)
     kept = Path(made.kept)
+    undo = f"undo it with: pyspark-ckpt rollback {location} {kept.name}"
+    for too_early in (
+        lambda: ckpt.location(location).state(),
+        lambda: ckpt.location(location).rollback(f"chk-{ids[0] + 1}"),
+    ):
+        with refused(ckpt.errors.CheckpointNotFoundError, undo, unchanged=kept):
+            too_early()
+    listed = list_stored(Namespace(path=location)).text
+    assert undo in listed
     moved = {str(kept / Path(k).relative_to(job.location_path)): v for k, v in before.items()}
     claims = {str(path) for path in kept.glob("_swap-*")}  # and a term of a driver, below
     found = {k: v for k, v in digests(kept).items() if k not in claims}
