@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -144,9 +145,10 @@ def _parse(name: str, value: str) -> tuple[str, Any]:
     """Return the field of Settings that a key sets, and the key's value."""
     setting = KEYS.get(name)
     if setting is None:
+        keys = sorted(each.key for each in SETTINGS)
+        close = get_close_matches(name, keys, cutoff=0.85)
         raise ConfigurationError(
-            f"unknown setting {name!r} (value {value!r}): use one of "
-            f"{', '.join(sorted(each.key for each in SETTINGS))}"
+            f"unknown setting {name!r} (value {value!r}): use one of {', '.join(close or keys)}"
         )
     try:
         return setting.field, setting.read(str(value).strip())

@@ -246,7 +246,9 @@ def _check_uids(ours: tuple[OperatorDescriptor, ...]) -> None:
     if not ours:
         raise PlanError(
             "the query has no operator of this library: build it with "
-            "key_by(df, ...).transformWithState(...), or start it with df.writeStream"
+            "key_by(df, ...).transformWithState(...), or call pyspark_ckpt.enable(spark) before a "
+            "program that has df.groupBy(...).transformWithState(...); else start it with "
+            "df.writeStream"
         )
     unnamed = [operator for operator in ours if operator.has_default_uid]
     if unnamed and len(ours) > 1:

@@ -255,7 +255,7 @@ class OperatorPlan:
                     "rows of combineRows have no event time: leave combineRows out, or use another "
                     "timeMode"
                     if self.keyed.is_combined
-                    else "call withWatermark before key_by"
+                    else "call withWatermark on the stream before key_by or groupBy"
                 )
             )
         if self.broadcast is not None and not hasattr(arguments.processor, "handleBroadcastRows"):

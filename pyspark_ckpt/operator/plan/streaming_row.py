@@ -103,7 +103,7 @@ def plan_error(exc: AnalysisException) -> PlanError | None:
     reason = text.split("\n")[0].rstrip(";").replace("applyInPandasWithState", "the operator")
     return PlanError(
         f"Spark refuses the query: {reason.rstrip('. ')}. Operators of this library run with "
-        "outputMode append or update; together with an aggregation, see README, Limits"
+        "outputMode append or update; together with an aggregation, see docs/limits.md"
     )
 
 

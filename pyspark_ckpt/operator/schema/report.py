@@ -5,8 +5,8 @@ It is printed as a plain-text table, in errors and on terminals.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from pyspark.sql import types as T
 
@@ -113,6 +113,8 @@ def compare_operator(
     # A state that is new to some subtasks only is not new.
     known = {row.state for row in found if row.verdict is not StateOutcome.NEW}
     rows = [row for row in found if row.verdict is not StateOutcome.NEW or row.state not in known]
+    kept = [row for row in rows if row.verdict is StateOutcome.KEPT]
+    rows = [_perhaps_renamed(row, kept) for row in rows]
     order = [KEY, *(state.name for state in wanted.states)]
     rows.sort(key=lambda row: order.index(row.state) if row.state in order else len(order))
     return EvolutionReport(uid, tuple(rows))
@@ -189,6 +191,18 @@ def _verdict(
 def _new(wanted: StateSchema) -> StateVerdict:
     text = state_text(wanted)
     return StateVerdict(wanted.name, _NONE, text, StateOutcome.NEW, ("it starts empty",))
+
+
+def _perhaps_renamed(row: StateVerdict, kept: Sequence[StateVerdict]) -> StateVerdict:
+    """Return a verdict that says how a new state continues one that is no longer asked for."""
+    alike = [each.state for each in kept if each.stored == row.wanted]
+    if row.verdict is not StateOutcome.NEW or not alike:
+        return row
+    change = (
+        f"it starts empty; to continue with {' or '.join(map(repr, alike))}, add its "
+        "ckpt.Migration(renamed_from=...)"
+    )
+    return replace(row, changes=(change,))
 
 
 def _refuse_source(wanted: StateSchema, stored_text: str, refusal: str) -> StateVerdict:

@@ -169,12 +169,21 @@ def _parallelism(facts: Facts, wanted: Wanted) -> Exception | None:
             )
         if facts.bound is not None and operator.parallelism != facts.bound:
             return PlanError(
-                f"operator {operator.uid!r} has parallelism {operator.parallelism} ({key}), "
-                f"Spark bound the location {facts.location} to {facts.bound} with its first "
-                f"epoch: set {key} to {facts.bound} before building the query, or "
-                f"{_way_to_another_parallelism(facts)}"
+                f"operator {operator.uid!r} has parallelism {operator.parallelism} "
+                f"({_origin_of_parallelism(wanted)}), the location {facts.location} has "
+                f"{facts.bound} since its first epoch or a rescale: set {key} to {facts.bound} "
+                "before building the query; or give write_stream a function that builds it, which "
+                "is called with the location's parallelism, and call query.rescale(n) once it "
+                f"runs; or {_way_to_another_parallelism(facts)}"
             )
     return None
+
+
+def _origin_of_parallelism(wanted: Wanted) -> str:
+    """Return what gave the operators of a program their parallelism."""
+    if wanted.set_parallelism is None:
+        return f"the number of cores, because {wanted.parallelism_key} is not set"
+    return wanted.parallelism_key
 
 
 def _way_to_another_parallelism(facts: Facts) -> str:

@@ -83,7 +83,8 @@ total  value of (n bigint)  value of (n int)     refused   field 'n' narrowed fr
                                                            without a migration. Give a Migration with
                                                            value= for state 'total', give it back its
                                                            stored schema, or use a new name
-more   -                    value of (n int)     new       nothing: it starts empty
+more   -                    value of (n int)     new       nothing: it starts empty; to continue with
+                                                           'left', add its ckpt.Migration(renamed_from=...)
 left   value of (n int)     -                    kept      nothing: it stays stored; deleteIfExists('left')
                                                            in init removes it
 """  # noqa: E501
