@@ -309,6 +309,17 @@ def is_of_files(error: Exception) -> bool:
     return _OF_SPARKS_FILES.search(str(error)) is not None
 
 
+_OF_TWO_DRIVERS = re.compile(
+    r"CONCURRENT_STREAM_LOG_UPDATE"
+    r"|Multiple streaming (?:queries are concurrently using|jobs detected)"
+)
+
+
+def is_of_another_driver(error: Exception) -> bool:
+    """Return whether Spark found that somebody else has written the next entry of a log."""
+    return _OF_TWO_DRIVERS.search(str(error)) is not None
+
+
 def unread_file(error: Exception, location: str, otherwise: str) -> Damage | None:
     """Return what Spark says of a file that it could not read, ``None`` if it may be whole."""
     text = str(error)

@@ -142,6 +142,7 @@ def _round(location: Path, interval: str, healthy: Driver, other: Driver) -> str
     _until(one_is_left, healthy)
     assert sum(each["active"] for each in reports) == 1, reports
     survivor = healthy if reports[0]["active"] else other
+    assert "because another driver runs it" in reports[survivor is healthy]["failure"]
     epochs = []
     for _ in range(3):
         begun = survivor.ask("tell")["epoch"]

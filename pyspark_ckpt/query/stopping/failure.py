@@ -14,10 +14,11 @@ from pyspark_ckpt.errors import (
     CheckpointAbortedError,
     CkptError,
     FailedCheckpointsError,
+    FencedError,
     SessionEndedError,
 )
 from pyspark_ckpt.restore.location.way_back import explained
-from pyspark_ckpt.spark.damage import is_of_files
+from pyspark_ckpt.spark.damage import is_of_another_driver, is_of_files
 from pyspark_ckpt.spark.jobs import error_text, task_error
 from pyspark_ckpt.spark.log import Sources
 
@@ -200,13 +201,13 @@ def library_errors(files: QueryFiles) -> Iterator[None]:
 def library_error(failure: Exception | None, files: QueryFiles) -> Exception | None:
     """Return a query's failure, as this library's error too where it has one.
 
-    It has one if a task raised such an error, or if Spark could not read one of its files in
-    the query's location. Both ``except ProcessorError`` and ``except StreamingQueryException``
-    catch it.
+    It has one if a task raised such an error, if Spark could not read one of its files in the
+    query's location, or if another driver writes there. Both ``except ProcessorError`` and
+    ``except StreamingQueryException`` catch it.
     """
     if not isinstance(failure, StreamingQueryException):
         return failure
-    error = task_error(failure) or _file_error(failure, files)
+    error = task_error(failure) or _file_error(failure, files) or _two_drivers(failure, files)
     if error is None:
         return failure
     both = _both(type(error), type(failure))
@@ -224,6 +225,17 @@ def _file_error(failure: StreamingQueryException, files: QueryFiles) -> CkptErro
     sources = Sources(files.source_ids, files.given_names)
     parallelisms = files.operators.parallelisms
     return explained(failure, files.spark_log, files.storage, sources, parallelisms)
+
+
+def _two_drivers(failure: StreamingQueryException, files: QueryFiles) -> FencedError | None:
+    """Return the error of a query whose next epoch another driver has begun or committed."""
+    if not is_of_another_driver(failure):
+        return None
+    return FencedError(
+        f"query {files.query_id} was stopped, because another driver runs it at "
+        f"{files.checkpoint_location} and has written the next epoch. Run a query once at a time: "
+        "let that driver run it, or start it here again once it has ended there"
+    )
 
 
 def _both(kind: type[CkptError], failure: type[StreamingQueryException]) -> Any:
