@@ -21,7 +21,7 @@ FAILURES = ROOT / "docs" / "operate" / "failures.md"
 _FAILURES_HEAD = """\
 # Failures, and what to do
 
-`make pages` writes this page from the code.
+<!-- `make pages` writes this page from the code. -->
 
 ## Reasons for which a checkpoint or savepoint is aborted
 
@@ -48,7 +48,7 @@ def cli_page() -> str:
     """Return the page about the command line."""
     top = parser()
     codes = " ".join((top.epilog or "").split())
-    written = "`make pages` writes this page from the code."
+    written = "<!-- `make pages` writes this page from the code. -->"
     lines = ["# Command line", "", written, "", codes, ""]
     for name, command in sorted(_commands(top).items()):
         lines += [f"## {name}", "", command.description or "", ""]
