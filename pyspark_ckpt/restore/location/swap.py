@@ -18,6 +18,7 @@ from __future__ import annotations
 import secrets
 from contextlib import suppress
 from functools import partial
+from itertools import count
 
 import msgspec
 
@@ -221,7 +222,10 @@ def _move_in(location: FencedStorage, begun: Swap, name: str) -> None:
     try:
         location.move(f"{begun.staged}/{name}", name)
     except FileExistsError:
-        location.move(name, f"{begun.kept}/{_LATE}{secrets.token_hex(4)}")
+        # Never a random name: whoever is paused before this move, and wakes when another driver has
+        # moved the new content in, finds that the other one has set it aside under this name.
+        asides = (f"{begun.kept}/{_LATE}{name}-{number}" for number in count(1))
+        location.move(name, next(path for path in asides if not location.exists(path)))
         location.move(f"{begun.staged}/{name}", name)
 
 

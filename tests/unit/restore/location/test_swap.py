@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
 from contextlib import suppress
+from itertools import combinations
 from pathlib import Path
 
 import msgspec
@@ -19,6 +21,7 @@ from pyspark_ckpt.restore.location.swap import (
     begun_swap,
     finish_restart,
     finish_swap,
+    is_note,
     is_untouched,
     remove_leftovers_of_restarts,
     swap,
@@ -236,7 +239,53 @@ def test_a_directory_that_comes_while_it_is_swapped_is_set_aside(
             finish_swap(other, begun)
         assert begun_swap(other) is None
         assert content(other) in (OLD, NEW)
+        kept = set(other.list(wanted.kept))
+        assert {name for name in kept if not is_note(name)} <= {*NAMES}
     assert came
+
+
+class Steps:
+    """A driver in which other things happen before some of its steps."""
+
+    def __init__(self, happens: dict[int, Callable[[], object]]) -> None:
+        self.made = 0
+        self.happens = happens
+
+    def step(self) -> None:
+        self.made += 1
+        self.happens.get(self.made, bool)()
+
+
+@pytest.mark.parametrize("wanted", [RESTART, ROLLBACK], ids=["restart", "rollback"])
+def test_a_slow_driver_sets_nothing_aside_that_another_one_has_moved_in(
+    wanted: Swap, tmp_path: Path
+) -> None:
+    """It is paused before the move of a directory that came, until another driver has ended."""
+    taken_over = 0
+    for late_at, at in combinations(range(1, MOST_STEPS), 2):
+        first, other, _ = paused_and_other("disk", tmp_path / f"{late_at}-{at}", 0)
+        if wanted is ROLLBACK:
+            for name, text in NEW.items():
+                other.write(f"{wanted.staged}/{name}", [text])
+
+        def come(other: Storage = other) -> None:
+            if not other.list("state"):
+                other.write("state/0/10.delta", [b"late"])
+
+        def finish(other: Storage = other) -> None:
+            begun = begun_swap(other)
+            if begun is not None:
+                finish_swap(other, begun)
+
+        first.paused = Steps({late_at: come, at: finish})  # type: ignore[attr-defined]
+        try:
+            swap(first, wanted, ALONE)
+        except FencedError:
+            taken_over += 1
+        assert begun_swap(other) is None
+        is_void = wanted.restarts and at == 2  # it was not claimed yet
+        assert content(other) == (OLD if is_void else NEW)
+    assert taken_over > 20
 
 
 FIRST_VOID = (RolledBack("q", 7),)
