@@ -299,15 +299,15 @@ class Application:
             done = finish_restart(storage)
             runner.lease.check()  # as before a query starts as it was
         else:
-            world.restarts += not self.is_promoting
-            world.promotions += self.is_promoting
             if world.chance.random() < 0.7:
+                world.restarts += not self.is_promoting
+                world.promotions += self.is_promoting
                 return
         if done is not None:
             put_back(storage, done, runner.lease)
         if saved is not None:
             world.note_claimed(saved)
-            with suppress(CkptError, OSError):  # a warning in the log says that it stays
+            with suppress(CkptError, OSError):  # it stays; the library logs that
                 dispose_savepoint(saved)
 
     def _gather(self, epoch: int) -> EpochContents:

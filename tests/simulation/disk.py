@@ -57,14 +57,13 @@ class _Rename(NamedTuple):
         self.target.durable[self.new] = self.entry
 
     def undo(self) -> None:
-        """Give the entry its former name, as if there had been no rename."""
+        """Give the entry its former name, as if there had been no rename.
+
+        What has that name by now came later, and is not durable either.
+        """
         if self.target.names.get(self.new) is self.entry:
             del self.target.names[self.new]
         self.source.names[self.old] = self.entry
-
-    def is_done(self) -> bool:
-        """Return whether it was not undone."""
-        return self.source.names.get(self.old) is not self.entry
 
 
 class Disk:
@@ -133,21 +132,22 @@ class Disk:
 
     def sync(self, directory: _Directory) -> None:
         """Make the names in a directory durable."""
-        here = [each for each in self._renames if directory in (each.source, each.target)]
-        for rename in here:
-            rename.make_durable()
-            self._renames.remove(rename)
+        here = [directory in (each.source, each.target) for each in self._renames]
+        self._make_durable(max((n for n, is_here in enumerate(here, 1) if is_here), default=0))
         directory.durable = dict(directory.names)
+
+    def _make_durable(self, number: int) -> None:
+        """Make the first renames durable; a journal has them in their order."""
+        for rename in self._renames[:number]:
+            rename.make_durable()
+        del self._renames[:number]
 
     def lose_power(self) -> None:
         """Lose what was not synced, or a part of it."""
-        done = self._scheduler.chance.randrange(len(self._renames) + 1)  # a journal has an order
+        done = self._scheduler.chance.randrange(len(self._renames) + 1)
         for rename in reversed(self._renames[done:]):
-            if rename.old not in rename.source.names:
-                rename.undo()
-        for rename in self._renames:
-            if rename.is_done():
-                rename.make_durable()
+            rename.undo()
+        self._make_durable(done)
         self._renames = []
         self._lose(self.root)
 
