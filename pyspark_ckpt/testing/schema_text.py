@@ -25,6 +25,7 @@ _INTERVALS = (
     (T.YearMonthIntervalType, ("year", "month")),
     (T.DayTimeIntervalType, ("day", "hour", "minute", "second")),
 )
+_UNITS = {unit for _, units in _INTERVALS for unit in units}
 _TOKEN = re.compile(r"`(?:[^`]|``)+`|'(?:[^'\\]|\\.)*'|\w+|\S")
 
 
@@ -52,7 +53,8 @@ class _Parser:
     def whole(self, *, may_be_type: bool = False) -> T.DataType:
         first, second = [*map(str.lower, self._tokens[:2]), "", ""][:2]
         is_struct = (first, second) == ("struct", "<")
-        is_type = is_struct or (may_be_type and second in ("", "<", "("))
+        is_interval = first == "interval" and second in _UNITS
+        is_type = is_struct or (may_be_type and (is_interval or second in ("", "<", "(")))
         found = self._type() if is_type else T.StructType(self._fields())
         if self._tokens:
             raise self._error(f"unexpected {self._tokens[0]!r}")
@@ -87,9 +89,9 @@ class _Parser:
             return T.DecimalType(*self._numbers()) if self._took("(") else T.DecimalType()
         if word in _OF_A_LENGTH:
             self._take("(")
-            return _OF_A_LENGTH[word](*self._numbers())
+            return _OF_A_LENGTH[word](self._number_alone())
         if word == "time" and hasattr(T, "TimeType"):  # from PySpark 4.1 on
-            return T.TimeType(*self._numbers()) if self._took("(") else T.TimeType()
+            return T.TimeType(self._number_alone(at_most=6)) if self._took("(") else T.TimeType()
         if word == "interval":
             return self._interval()
         if word not in ("array", "map", "struct"):
@@ -113,6 +115,12 @@ class _Parser:
             if first in units and last in units[units.index(first) :]:
                 return kind(units.index(first), units.index(last))
         raise self._error(f"unknown interval {first!r} to {last!r}")
+
+    def _number_alone(self, at_most: int = 1 << 31) -> int:
+        (number, *more) = self._numbers()
+        if more or number > at_most:
+            raise self._error(f"{[number, *more]} is not one number up to {at_most}")
+        return number
 
     def _numbers(self) -> list[int]:
         numbers = [self._number()]

@@ -11,8 +11,13 @@ from pyspark_ckpt.errors import PlanError
 from pyspark_ckpt.testing.schema_text import ParsedSchemas, parse_schema
 from tests.unit.values.cases import CASES
 
-ATOMIC = [data_type for typed in CASES.values() for data_type, _ in typed]
-"""Each type of the table, with its parameters."""
+DAYS, MONTHS = T.DayTimeIntervalType, T.YearMonthIntervalType
+ATOMIC = [
+    *(data_type for typed in CASES.values() for data_type, _ in typed),
+    *(DAYS(first, last) for first in range(4) for last in range(first, 4)),
+    *(MONTHS(first, last) for first in range(2) for last in range(first, 2)),
+]
+"""Each type of the table, and intervals of all units."""
 
 NAMES = st.text("abcXYZ_019", min_size=1).filter(lambda name: not name[0].isdigit())
 
@@ -29,6 +34,12 @@ TYPES = st.recursive(
     ),
     max_leaves=6,
 )
+
+
+@pytest.mark.parametrize("data_type", ATOMIC, ids=str)
+def test_a_type_alone_is_a_state_s_only_field(data_type: T.DataType) -> None:
+    (field,) = ParsedSchemas()[data_type.simpleString()].fields
+    assert field.dataType == data_type
 
 
 @given(structs(TYPES))
@@ -74,7 +85,9 @@ def test_a_comment_is_kept() -> None:
 @pytest.mark.parametrize(
     "text",
     ["", "n", "n lnog", "n long,", "n long s string", "a array<int", "a array<int>>", "n long not",
-     "d decimal(x)", "d decimal(1", "1-2", "n long ?", "m map<int>", ": int", "a comment"],
+     "d decimal(x)", "d decimal(1", "1-2", "n long ?", "m map<int>", ": int", "a comment",
+     "c char", "c char(3,4)", "v varchar(x)", "t time(7)", "t time(1,2)", "i interval",
+     "i interval second to day", "i interval day to month", "i interval week"],
 )  # fmt: skip
 def test_what_is_no_schema_is_refused(text: str) -> None:
     with pytest.raises(PlanError, match=r"cannot be parsed: .*; give a StructType"):
