@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from difflib import get_close_matches
+from difflib import SequenceMatcher
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -132,6 +132,10 @@ def _text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
+_SHORT, _ALIKE = 4, 0.85
+"""Of the last part of a name: letters, and the ratio from which two are taken for one."""
+
+
 def is_ckpt_option(key: str) -> bool:
     """Return whether a writer option is a setting of this library."""
     return key.startswith(PREFIX)
@@ -141,14 +145,25 @@ def _is_ours(key: str) -> bool:
     return key.startswith(PREFIX) and key not in (RUNTIME_KEY, EPOCH_KEY)
 
 
+def _may_mean(name: str, key: str) -> bool:
+    """Return whether a key may be what an unknown name means: a part of it, or nearly all."""
+    parent, _, last = name.lower().rpartition(".")
+    own_parent, _, own_last = key.rpartition(".")
+    if parent == own_parent:
+        is_part = last in own_last.split("-") or (len(last) > _SHORT and last in own_last)
+        return is_part or SequenceMatcher(None, last, own_last).ratio() > _ALIKE
+    return own_parent == name.lower()
+
+
 def _parse(name: str, value: str) -> tuple[str, Any]:
     """Return the field of Settings that a key sets, and the key's value."""
     setting = KEYS.get(name)
     if setting is None:
         keys = sorted(each.key for each in SETTINGS)
-        close = get_close_matches(name, keys, cutoff=0.85)
+        meant = [key for key in keys if _may_mean(name, key)]
+        perhaps = f"perhaps {' or '.join(meant)} is meant; " if meant else ""
         raise ConfigurationError(
-            f"unknown setting {name!r} (value {value!r}): use one of {', '.join(close or keys)}"
+            f"unknown setting {name!r} (value {value!r}): {perhaps}use one of {', '.join(keys)}"
         )
     try:
         return setting.field, setting.read(str(value).strip())
