@@ -37,7 +37,11 @@ if MEMORY_DISK.is_dir() and shutil.disk_usage(MEMORY_DISK).free > ROOM_BYTES:
     # Thousands of synced files take no time there, nor do the directories of thousands of backends.
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY_DISK))
     if "TMPDIR" not in os.environ:  # also of the processes that run the tests, and of programs
-        os.environ["TMPDIR"] = tempfile.mkdtemp(prefix="pyspark_ckpt-tests-", dir=MEMORY_DISK)
+        for left in MEMORY_DISK.glob("pyspark_ckpt-tests-*-"):  # by a process that was killed
+            if not Path(f"/proc/{left.name.split('-')[2]}").exists():
+                shutil.rmtree(left, ignore_errors=True)
+        os.environ["TMPDIR"] = str(MEMORY_DISK / f"pyspark_ckpt-tests-{os.getpid()}-")
+        Path(os.environ["TMPDIR"]).mkdir(mode=0o700, exist_ok=True)
         tempfile.tempdir = None  # pytest has asked already
         atexit.register(shutil.rmtree, os.environ["TMPDIR"], ignore_errors=True)
 

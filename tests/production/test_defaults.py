@@ -14,7 +14,7 @@ import pytest
 
 PROGRAM = Path(__file__).with_name("program.py")
 ON_DISK = Path("/var/tmp")
-SHORTCUTS = ("PYSPARK_SUBMIT_ARGS", "PYTEST_DEBUG_TEMPROOT")
+SHORTCUTS = ("JAVA_TOOL_OPTIONS", "PYSPARK_SUBMIT_ARGS", "PYTEST_DEBUG_TEMPROOT")
 
 
 @pytest.fixture
