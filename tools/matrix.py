@@ -159,7 +159,7 @@ def table(results: dict[str, Any]) -> str:
         if result is None:
             continue
         if "refused" in result:
-            cells = [*("" for _ in SHOWN), f"not run: {result['refused']}", "", ""]
+            cells = [*("" for _ in SHOWN), "not run: could not be installed", "", ""]
         else:
             packages = [result["packages"][name] for name in SHOWN]
             cells = [*packages, *(_shown(result[part]) for part in ("unit", "queries"))]

@@ -71,9 +71,10 @@ def after_rollback(path: str) -> str:
     for location in (root, root.parent()) if root.name == CHECKPOINTS_DIRECTORY else (root,):
         kept = sorted(name for name in location.list() if name.startswith(KEPT_BY_ROLLBACK))
         if kept:
+            one = kept[0] if len(kept) == 1 else "ONE_OF_THEM"
             return (
                 f"; it was rolled back, and what was there before is in {', '.join(kept)}: start "
-                f"the query, or undo it with: pyspark-ckpt rollback {location.url} {kept[-1]}"
+                f"the query, or undo it with: pyspark-ckpt rollback {location.url} {one}"
             )
     return ""
 

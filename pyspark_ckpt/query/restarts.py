@@ -251,7 +251,10 @@ class Restarts:
 
 
 def _remove_kept(location: FencedStorage, done: Swap) -> None:
-    """Remove the content before a restart; else the next run does, as no other driver may."""
+    """Remove the content before a restart; the next run removes what this could not.
+
+    The fence keeps a driver that was overtaken from removing another one's.
+    """
     with suppress(CkptError, OSError):
         location.delete_directory(done.kept)
 

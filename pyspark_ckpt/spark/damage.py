@@ -309,15 +309,21 @@ def is_of_files(error: Exception) -> bool:
     return _OF_SPARKS_FILES.search(str(error)) is not None
 
 
-_OF_TWO_DRIVERS = re.compile(
-    r"CONCURRENT_STREAM_LOG_UPDATE"
-    r"|Multiple streaming (?:queries are concurrently using|jobs detected)"
-)
+_ONE_EPOCH = re.compile(r"CONCURRENT_STREAM_LOG_UPDATE|Multiple streaming jobs detected")
+_ONE_LOG = re.compile(r"Multiple streaming queries are concurrently using (\S+)")
 
 
-def is_of_another_driver(error: Exception) -> bool:
-    """Return whether Spark found that somebody else has written the next entry of a log."""
-    return _OF_TWO_DRIVERS.search(str(error)) is not None
+def is_of_another_driver(error: Exception, location: str) -> bool:
+    """Return whether Spark found that somebody else has written the next entry of a query's log.
+
+    The log of a file sink is none: another query may write to the same path.
+    """
+    text = str(error)
+    log = _ONE_LOG.search(text)
+    if log is None:
+        return _ONE_EPOCH.search(text) is not None
+    bare = location.removeprefix("file:").rstrip("/")
+    return log[1].removeprefix("file:").startswith(f"{bare}/")
 
 
 def unread_file(error: Exception, location: str, otherwise: str) -> Damage | None:

@@ -217,8 +217,6 @@ def idle_ms(query: StreamingQuery) -> float:
     return max(0.0, since_ms - float(durations["triggerExecution"]))
 
 
-"""The node of an operator of this library in Spark's plan of an epoch."""
-
 _COMPUTED = "numStateStoreInstances"
 """Spark's metric of a node: how many partitions have computed their state."""
 

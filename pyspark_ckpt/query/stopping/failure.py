@@ -229,7 +229,7 @@ def _file_error(failure: StreamingQueryException, files: QueryFiles) -> CkptErro
 
 def _two_drivers(failure: StreamingQueryException, files: QueryFiles) -> FencedError | None:
     """Return the error of a query whose next epoch another driver has begun or committed."""
-    if not is_of_another_driver(failure):
+    if not is_of_another_driver(failure, files.spark_log.storage.hadoop_url):
         return None
     return FencedError(
         f"query {files.query_id} was stopped, because another driver runs it at "

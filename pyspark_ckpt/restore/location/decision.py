@@ -182,7 +182,7 @@ def _parallelism(facts: Facts, wanted: Wanted) -> Exception | None:
 def _origin_of_parallelism(wanted: Wanted) -> str:
     """Return what gave the operators of a program their parallelism."""
     if wanted.set_parallelism is None:
-        return f"the number of cores, because {wanted.parallelism_key} is not set"
+        return f"chosen after the cores, because {wanted.parallelism_key} is not set"
     return wanted.parallelism_key
 
 

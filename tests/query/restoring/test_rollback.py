@@ -96,6 +96,12 @@ def test_rollback(job: Job) -> None:
     undone = ckpt.location(location).rollback(kept.name)
     assert Path(undone.kept) != kept
     assert not kept.exists()
+    other = ckpt.location(location).rollback(to)
+    listed = list_stored(Namespace(path=location)).text
+    both = sorted([Path(undone.kept).name, Path(other.kept).name])
+    assert f"is in {', '.join(both)}: start the query" in listed  # only the user knows which
+    assert listed.endswith(f"pyspark-ckpt rollback {location} ONE_OF_THEM\n")
+    ckpt.location(location).rollback(Path(other.kept).name)
     job.feed.add(events_of(3))
     job.run()
     assert job.result() == expected(job.feed.rows)
