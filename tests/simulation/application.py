@@ -53,6 +53,7 @@ from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.spark.plan import StatefulOperators
 from pyspark_ckpt.storage.open import Storage, open_storage
 from pyspark_ckpt.storage.retrying import RetryingStorage
+from pyspark_ckpt.stores.open import claim_store
 from pyspark_ckpt.stored.savepoint_copy import SubtaskCopy
 from state_backends import StateBackendError
 from tests.faults.starts import NO_SPARK, filled
@@ -204,6 +205,7 @@ class Application:
         query_id = filled(location, request)
         self.query_id = query_id
         self.storage = location.checkpoints(query_id)
+        self._fence_others(location, query_id)
         origin = read_origin(self.storage)
         world.know_query(query_id, self.storage.url, origin)
         self.spark.write_source_log()
@@ -235,6 +237,13 @@ class Application:
             world.note_claimed(origin.path)
             self.runner.listeners.add_own(ClaimedSource(origin))
         self._coordinate(log, epochs)
+
+    def _fence_others(self, location: StartLocation, query_id: str) -> None:
+        """Let no driver before this one swap the content under Spark's query, as a start does."""
+        if SparkLog(location.storage).begun_epoch() is None:
+            return
+        with closing(claim_store(location.checkpoints(query_id), self.world.settings, query_id)):
+            location.check_unchanged(query_id)
 
     def _coordinate(self, log: SparkLog, epochs: Actor) -> None:
         """Take checkpoints until Spark's query has ended, then a last one."""
