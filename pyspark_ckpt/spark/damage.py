@@ -316,7 +316,7 @@ _ONE_LOG = re.compile(r"Multiple streaming queries are concurrently using (\S+)"
 def is_of_another_driver(error: Exception, location: str) -> bool:
     """Return whether Spark found that somebody else has written the next entry of a query's log.
 
-    The log of a file sink is none: another query may write to the same path.
+    The log of a file sink does not count, because another query may write to the same path.
     """
     text = str(error)
     log = _ONE_LOG.search(text)

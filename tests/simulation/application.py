@@ -53,8 +53,8 @@ from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.spark.plan import StatefulOperators
 from pyspark_ckpt.storage.open import Storage, open_storage
 from pyspark_ckpt.storage.retrying import RetryingStorage
-from pyspark_ckpt.stores.open import claim_store
 from pyspark_ckpt.stored.savepoint_copy import SubtaskCopy
+from pyspark_ckpt.stores.open import claim_store
 from state_backends import StateBackendError
 from tests.faults.starts import NO_SPARK, filled
 from tests.simulation.location import SparkFiles

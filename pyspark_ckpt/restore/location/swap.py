@@ -215,15 +215,15 @@ def _move_out(location: FencedStorage, begun: Swap) -> None:
 
 
 def _move_in(location: FencedStorage, begun: Swap, name: str) -> None:
-    """Move a name in, instead of what a driver that was taken over has made there meanwhile.
+    """Move a name in. What an overtaken driver has made there since the move out is set aside.
 
-    A task of it makes the directory of its state store again once that is moved out.
+    Its task makes the directory of its state store again.
     """
     try:
         location.move(f"{begun.staged}/{name}", name)
     except FileExistsError:
-        # Never a random name: whoever is paused before this move, and wakes when another driver has
-        # moved the new content in, finds that the other one has set it aside under this name.
+        # Two drivers choose the same name. So a driver that is paused before this move cannot move
+        # away the new content: another driver, which has moved that in, has used the name.
         asides = (f"{begun.kept}/{_LATE}{name}-{number}" for number in count(1))
         location.move(name, next(path for path in asides if not location.exists(path)))
         location.move(f"{begun.staged}/{name}", name)
