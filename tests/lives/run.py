@@ -12,7 +12,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 
-from tests.lives.walk import FaultError, Walk
+from tests.lives.walk import STEPS, FaultError, Walk
 
 
 def main(arguments: list[str]) -> int:
@@ -28,7 +28,7 @@ def main(arguments: list[str]) -> int:
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     done: Counter[str] = Counter()
     checked: Counter[str] = Counter()
-    faults = 0
+    faults: list[str] = []
     seeds = [seed for text in given.seeds for seed in _seeds(text)]
     until = None if given.minutes is None else time.monotonic() + 60 * given.minutes
     began = 0
@@ -43,17 +43,18 @@ def main(arguments: list[str]) -> int:
                 continue
             began += 1
             walk, fault, seconds = result
-            faults += fault is not None
             done.update(walk.done)
             checked.update(walk.checked)
             said = "well" if fault is None else f"FAULT {fault}"
             print(f"seed {walk.seed}: {seconds:.0f} s: {said}", flush=True)
+            if fault is not None:
+                faults.append(str(fault).partition(STEPS)[0])
     print(f"walks: {began} of {len(seeds)}")
     print(f"steps: {sum(n for name, n in done.items() if not name.startswith('refused'))}")
     print("\n".join(f"{n:5} {name}" for name, n in sorted(done.items())))
     print(f"checked: {dict(checked)}")
-    print(f"faults: {faults}", flush=True)
-    return faults
+    print("\n".join([f"faults: {len(faults)}", *faults]), flush=True)
+    return len(faults)
 
 
 def _seeds(text: str) -> range:
