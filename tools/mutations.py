@@ -52,8 +52,8 @@ MUTATIONS = (
     Mutation(
         "exclusive create, local",
         "pyspark_ckpt/storage/local.py",
-        "give_name(temporary, path)  # unlike",
-        "temporary.replace(path)  # unlike",
+        "= give_name,",
+        "= Path.replace,",
         "tests/unit/storage/test_storages.py -k TestLocalStorage",
     ),
     Mutation(
@@ -375,6 +375,20 @@ MUTATIONS = (
         "    except FileExistsError:\n",
         "    except ZeroDivisionError:\n",
         "tests/unit/restore/location/test_swap.py -k that_comes",
+    ),
+    Mutation(
+        "an epoch that another driver has begun before a restart in place",
+        "pyspark_ckpt/restore/location/swap.py",
+        " and not _reserve(location, begun, begun.epoch):",
+        " and False:",
+        "tests/unit/restore/location/test_swap.py -k not_lost",
+    ),
+    Mutation(
+        "an epoch that another driver begins during a restart in place",
+        "pyspark_ckpt/restore/location/swap.py",
+        "        location.write(f\"offsets/{epoch + 1}\", [entry.text().encode()])\n",
+        "        return True\n",
+        "tests/unit/restore/location/test_swap.py -k not_lost",
     ),
     Mutation(
         "a start at a location whose content is swapped meanwhile",

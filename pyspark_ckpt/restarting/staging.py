@@ -1,9 +1,9 @@
 """Gives the location of a stopped query other subtasks or operators, without losing an epoch.
 
-Spark keeps what depends on the number of subtasks in ``state/``, ``offsets/`` and ``commits/`` of
-the location. New ones are staged in a directory inside the location, and swapped with the old
-ones as in a rollback. All else stays: the query's id, its source logs, its checkpoints and
-savepoints, and the files of its state, which old and new handles share.
+Spark keeps what depends on the number of subtasks in ``state/`` of the location, and in the newest
+entries of ``offsets/`` and ``commits/``. New ones are staged in a directory inside the location and
+swapped with the old ones, as in a rollback. All else stays: the query's id, its source logs, its
+checkpoints and savepoints, and the files of its state, which old and new handles share.
 
 New files of state have the next epoch in their names. The cleaner deletes no file of an epoch after
 the newest checkpoint, so it keeps them until a checkpoint refers to them.
@@ -35,7 +35,7 @@ from pyspark_ckpt.spark.own_session import own_session
 from pyspark_ckpt.storage.fenced import Lease
 from pyspark_ckpt.storage.open import Storage
 
-_SWAPPED = ("commits", "offsets", "state")
+_SWAPPED = ("state",)
 
 logger = library_logger(__name__)
 
@@ -61,7 +61,7 @@ def change_in_place(
     }
     seeded = write_state(session, staged.child(SCRATCH), seeds, plan)
     place_state(seeded, staged, seeds, plan, place=location)
-    _write_offsets(location, staged, plan)
+    offsets = _write_offsets(location, staged, plan)
     write_commit(staged, seeded, plan)
     staged.remove_directory(SCRATCH)
     parallelism = plan.started[0].wanted.parallelism
@@ -72,6 +72,8 @@ def change_in_place(
         outgoing=_SWAPPED,
         incoming=_SWAPPED,
         restarts=True,
+        exchanged=(f"commits/{plan.epoch}", *offsets),
+        epoch=plan.epoch,
     )
     swap(location, done, lease)
     logger.info("%s continues epoch %s with %s", location.url, plan.epoch, done.to)
@@ -115,19 +117,22 @@ def _handles(
     ]
 
 
-def _write_offsets(location: Storage, staged: Storage, plan: RestorePlan) -> None:
+def _write_offsets(location: Storage, staged: Storage, plan: RestorePlan) -> list[str]:
     """Write the offsets of the epoch and of the one before it, with the new parallelism.
 
-    Spark continues from the newest entry, and wants the one before it too.
+    Spark continues from the newest entry, and reads the one before it too. Returns the names.
     """
     log = SparkLog(location)
-    newest = log.offsets_entry(plan.epoch)
-    for epoch in range(max(plan.epoch - 1, 0), plan.epoch + 1):
+    epochs = [plan.epoch - 1] if location.exists(f"offsets/{plan.epoch - 1}") else []
+    names = []
+    for epoch in [*epochs, plan.epoch]:
         name = f"offsets/{epoch}"
-        entry = log.offsets_entry(epoch) if location.exists(name) else newest
+        entry = log.offsets_entry(epoch)
         conf = {
             **entry.metadata.get("conf", {}),
             SHUFFLE_PARTITIONS: str(plan.started[0].wanted.parallelism),
         }
         text = replace(entry, metadata={**entry.metadata, "conf": conf}).text()
         staged.write(name, [text.encode()])
+        names.append(name)
+    return names

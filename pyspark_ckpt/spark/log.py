@@ -227,16 +227,11 @@ class SparkLog:
         return files
 
     def replace(self, path: str, text: str) -> None:
-        """Replace one of Spark's files with `text`, unless it has it; it is away for a moment.
-
-        Whoever calls it has to be able to repeat the call, without the file.
-        """
-        if self.storage.exists(path) and self.storage.read(path) == text.encode():
-            return
+        """Replace one of Spark's files with `text`; as :meth:`Storage.replace`."""
         directory, _, name = path.rpartition("/")
         # Hadoop's local file system keeps a checksum of each file and would refuse the new one.
-        self.storage.delete([path, f"{directory}/.{name}.crc".lstrip("/")])
-        self.storage.write(path, [text.encode()])
+        self.storage.delete([f"{directory}/.{name}.crc".lstrip("/")])
+        self.storage.replace(path, text.encode())
 
     def _entry(self, path: str, epoch: int) -> str:
         if not self.storage.exists(path):

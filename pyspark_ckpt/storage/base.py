@@ -138,6 +138,21 @@ class Storage(ABC):
             If it is unknown whether the file was written; read it to know.
         """
 
+    def replace(self, relative: str, content: bytes) -> None:
+        """Give a file another content; durable on return.
+
+        Only one process may do so at a time. On this machine the name is never away. Elsewhere the
+        file is away for a moment: whoever calls it has to be able to repeat the call, without the
+        file.
+        """
+        while True:
+            self.delete([relative])
+            try:
+                self.write(relative, [content])
+            except FileExistsError:  # somebody has written it in that moment
+                continue
+            return
+
     @abstractmethod
     def make_directory(self, relative: str) -> None:
         """Make a new directory, which is durable on return.

@@ -62,6 +62,10 @@ class FencedStorage(Storage):
         self._lease.check()
         return self._inner.write(relative, chunks)
 
+    def replace(self, relative: str, content: bytes) -> None:
+        self._lease.check()
+        self._inner.replace(relative, content)
+
     def make_directory(self, relative: str) -> None:
         self._lease.check()
         self._inner.make_directory(relative)

@@ -119,7 +119,16 @@ class LocalStorage(Storage):
         _sync_directory(path.parent)
         return FileReference(relative, reference.size_bytes, reference.sha256)
 
-    def _write(self, relative: str, chunks: Iterable[bytes], check: _Check | None) -> FileReference:
+    def replace(self, relative: str, content: bytes) -> None:
+        self._write(relative, [content], None, lambda temporary, path: temporary.replace(path))
+
+    def _write(
+        self,
+        relative: str,
+        chunks: Iterable[bytes],
+        check: _Check | None,
+        give: Callable[[Path, Path], object] = give_name,
+    ) -> FileReference:
         """Write a file; if there is a check of the digest and it fails, no file remains."""
         path = self.path(relative)
         _make_directories(path.parent)
@@ -133,7 +142,7 @@ class LocalStorage(Storage):
                 if check is not None:
                     check(digested.sha256)
                 os.fsync(file.fileno())
-            give_name(temporary, path)  # unlike a plain rename, never replaces a file
+            give(temporary, path)  # unlike a plain rename, `give_name` never replaces a file
         except FileExistsError:
             _sync_directory(path.parent)  # the caller will rely on a file that is there
             raise

@@ -118,6 +118,9 @@ class RetryingStorage(Storage):
 
         return retried(write)
 
+    def replace(self, relative: str, content: bytes) -> None:
+        retried(lambda: self._inner.replace(relative, content))
+
     def make_durable(self, directory: str | None = None) -> None:
         retried(lambda: self._inner.make_durable(directory))
 

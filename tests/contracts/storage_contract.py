@@ -272,6 +272,15 @@ class StorageContract:
         with pytest.raises(CorruptFileError, match=named), any_storage.open_verified(reference):
             pytest.fail("opened")
 
+    def test_a_file_is_given_another_content(self, any_storage: Storage) -> None:
+        any_storage.write("a/file", [b"abc"])
+        for content in (b"abcd", b"", b"x"):
+            any_storage.replace("a/file", content)
+            assert any_storage.read("a/file") == content
+        any_storage.replace("b/new", b"new")
+        assert any_storage.read("b/new") == b"new"
+        assert any_storage.list("a") == ["file"]
+
     def test_something_else_in_the_place_of_a_file_is_corrupt(self, any_storage: Storage) -> None:
         any_storage.write("shared/file/inside", [b"abc"])
         for path in ("shared", "shared/file"):

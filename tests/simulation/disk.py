@@ -352,6 +352,14 @@ class DiskPath:
         here = self.disk.directory(self._parts[:-1])
         self.disk.rename(here, self.name, there, target.name)
 
+    def replace(self, target: DiskPath) -> None:
+        self.disk.point(f"replace {target}")
+        entry = self._entry()
+        there = self.disk.directory(target._parts[:-1])
+        self.disk.before_change(str(target), "replace")
+        del self.disk.directory(self._parts[:-1]).names[self.name]
+        there.names[target.name] = entry
+
 
 class DiskOs:
     """The part of :mod:`os` that the local storage uses."""

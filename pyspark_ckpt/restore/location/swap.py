@@ -11,12 +11,18 @@ Two drivers must not do one swap. So a driver claims it with a numbered file, an
 highest number has it: each step looks for a higher one first. The file is created exclusively, as a
 driver's term is. The first number also decides whether a restart in place is done at all: a driver
 that starts takes it for void if the driver that wrote the marker has not taken it yet.
+
+A driver that was taken over may still begin an epoch. A restart in place must not lose that epoch,
+so it begins the next epoch itself before the first move, as Spark does: of all drivers only one can
+create the offsets of an epoch. The entry is withdrawn after the last move. `offsets/` and
+`commits/` are never moved, so the entries of earlier epochs are never away.
 """
 
 from __future__ import annotations
 
 import secrets
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from itertools import count
 
@@ -26,6 +32,7 @@ from pyspark_ckpt.errors import CorruptFileError, FencedError
 from pyspark_ckpt.formats.layout import ROLLBACK_MARKER, ROLLED_BACK_NAME, SHADOW
 from pyspark_ckpt.formats.location_files import RolledBack, read_small_file, write_rolled_back
 from pyspark_ckpt.log_fields import library_logger
+from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.storage.claims import Claims
 from pyspark_ckpt.storage.fenced import FencedStorage, Lease
 from pyspark_ckpt.storage.open import Storage
@@ -35,9 +42,12 @@ logger = library_logger(__name__)
 KEPT_BY_RESTART = "_before_restart-"
 STAGED_BY_RESTART = "_restarting-"
 _ALL_MOVED_OUT = "_all_moved_out"
+_ALL_EXCHANGED = "_all_exchanged"
 _CLAIM = "_swap-"
 _LATE = "_late-"
 _FIRST = 1
+_RESERVED_BY = "pyspark_ckpt.restart"
+"""What Spark does not know, in the conf of an epoch's offsets."""
 _VOID = b"void\n"
 
 
@@ -46,7 +56,9 @@ class Swap(msgspec.Struct, frozen=True, kw_only=True):
 
     `kept` and `staged` are directories inside the location: `outgoing` is moved into the first,
     `incoming` is moved out of the second. `rolled_back` are the epochs that are void afterwards.
-    `restarts` says that no epoch is lost, so a start finishes the swap by itself.
+    `restarts` says that no epoch is lost, so a start finishes the swap by itself. Each file of
+    `exchanged` gets the content of the staged file of that name, and the first directory keeps the
+    content before. `epoch` is the last epoch: no other driver begins the next one meanwhile.
     """
 
     to: str
@@ -56,11 +68,13 @@ class Swap(msgspec.Struct, frozen=True, kw_only=True):
     incoming: tuple[str, ...]
     rolled_back: tuple[RolledBack, ...] = ()
     restarts: bool = False
+    exchanged: tuple[str, ...] = ()
+    epoch: int | None = None
 
 
 def is_note(name: str) -> bool:
     """Return whether a name in a kept directory is a note on the swap, and no content."""
-    return name == _ALL_MOVED_OUT or name.startswith((_CLAIM, _LATE))
+    return name in (_ALL_MOVED_OUT, _ALL_EXCHANGED) or name.startswith((_CLAIM, _LATE))
 
 
 def swap(location: Storage, wanted: Swap, lease: Lease) -> None:
@@ -78,7 +92,12 @@ def swap(location: Storage, wanted: Swap, lease: Lease) -> None:
         raise
     if not _claims(location, wanted).take(_FIRST, _driver()):
         raise _taken_over(location)
-    _carry_out(location, wanted, _Claim(location, wanted, _FIRST))
+    if not _carry_out(location, wanted, _Claim(location, wanted, _FIRST)):
+        raise FencedError(
+            f"{location.url}: another driver has begun an epoch after epoch {wanted.epoch}, so the "
+            "query is not restarted in place. Run a query once at a time: let that driver run it, "
+            "or start the query again once it has ended"
+        )
 
 
 def begun_swap(location: Storage) -> Swap | None:
@@ -99,9 +118,10 @@ def begun_swap(location: Storage) -> Swap | None:
 def finish_swap(location: Storage, begun: Swap) -> bool:
     """Do the rest of a swap, whatever part of it was done.
 
-    Returns whether the swap is done now. A restart in place that nobody has claimed is void
-    instead, because its driver may have been paused while other drivers ran, and so is a rollback
-    that its driver took back. Nothing of either was done.
+    Returns whether the swap is done now. Void instead are a restart in place that nobody has
+    claimed, because its driver may have been paused while other drivers ran, a restart in place
+    after which another driver has begun an epoch, and a rollback that its driver took back. Nothing
+    of them was done.
     """
     if begun.restarts and _withdraw_unless_claimed(location, begun):
         return False
@@ -109,8 +129,7 @@ def finish_swap(location: Storage, begun: Swap) -> bool:
         _remove_marker(location, begun)
         return False
     number = _claims(location, begun).take_next(_driver())
-    _carry_out(location, begun, _Claim(location, begun, number))
-    return True
+    return _carry_out(location, begun, _Claim(location, begun, number))
 
 
 def finish_restart(location: Storage) -> Swap | None:
@@ -168,15 +187,20 @@ class _Claim:
             raise _taken_over(self._location)
 
 
-def _carry_out(location: Storage, begun: Swap, claim: _Claim) -> None:
+def _carry_out(location: Storage, begun: Swap, claim: _Claim) -> bool:
     try:
-        _do_rest(FencedStorage(location, claim), begun)
+        return _do_rest(FencedStorage(location, claim), begun)
     except OSError:
         claim.check()  # what a step needs is gone because another driver has done the step
         raise
 
 
-def _do_rest(location: FencedStorage, begun: Swap) -> None:
+def _do_rest(location: FencedStorage, begun: Swap) -> bool:
+    """Do the steps that were not done; return ``False`` if the swap is void instead."""
+    is_exchanged = location.exists(f"{begun.kept}/{_ALL_EXCHANGED}")
+    if begun.epoch is not None and not is_exchanged and not _reserve(location, begun, begun.epoch):
+        location.delete([ROLLBACK_MARKER])
+        return False
     _move_out(location, begun)
     # Never moved in: another one would have to be deleted, perhaps that of a later rollback.
     rewritten = {ROLLED_BACK_NAME} if begun.rolled_back else set()
@@ -187,15 +211,68 @@ def _do_rest(location: FencedStorage, begun: Swap) -> None:
     location.check()
     missing = [name for name in incoming if not location.exists(name)]
     if missing:
-        raise CorruptFileError(
-            f"{location.url}: {', '.join(missing)} of {begun.to} is neither there nor in "
-            f"{begun.staged}: somebody has deleted it. Move what is in {begun.kept} back by hand, "
-            f"delete {ROLLBACK_MARKER}, and start the query again"
-        )
+        raise _deleted(location, begun, missing)
     if begun.rolled_back:
         write_rolled_back(location, begun.rolled_back)
+    _exchange(location, begun)
+    if begun.epoch is not None:
+        _withdraw(location, begun, begun.epoch)
     location.delete_directory(begun.staged)
     location.delete([ROLLBACK_MARKER])
+    return True
+
+
+def _reserve(location: FencedStorage, begun: Swap, epoch: int) -> bool:
+    """Begin the epoch after the last one, unless that is done, so that no other driver does.
+
+    Its offsets are those of the last epoch, and name the swap. Returns whether no other driver has
+    begun an epoch: then none does until :func:`_withdraw`.
+    """
+    if not location.exists(f"{begun.staged}/offsets/{epoch}"):
+        raise _deleted(location, begun, [f"offsets/{epoch}"])
+    last = SparkLog(location.child(begun.staged)).offsets_entry(epoch)
+    conf = {**last.metadata.get("conf", {}), _RESERVED_BY: begun.kept}
+    entry = replace(last, metadata={**last.metadata, "conf": conf})
+    with suppress(FileExistsError):
+        location.write(f"offsets/{epoch + 1}", [entry.text().encode()])
+    # Spark may have deleted the entry of another driver, which is many epochs further.
+    if SparkLog(location).begun_epoch() == epoch + 1 and _is_reserved(location, begun, epoch):
+        return True
+    _withdraw(location, begun, epoch)
+    return False
+
+
+def _withdraw(location: FencedStorage, begun: Swap, epoch: int) -> None:
+    """Let any driver begin the epoch after the last one."""
+    name = f"offsets/{epoch + 1}"
+    if location.exists(name) and _is_reserved(location, begun, epoch):
+        location.delete([name])
+
+
+def _is_reserved(location: FencedStorage, begun: Swap, epoch: int) -> bool:
+    conf = SparkLog(location).offsets_entry(epoch + 1).metadata.get("conf", {})
+    return bool(conf.get(_RESERVED_BY) == begun.kept)
+
+
+def _exchange(location: FencedStorage, begun: Swap) -> None:
+    """Replace files with the staged ones, and keep what they were, unless that is done."""
+    if not begun.exchanged or location.exists(f"{begun.kept}/{_ALL_EXCHANGED}"):
+        return
+    for name in begun.exchanged:
+        if not location.exists(f"{begun.staged}/{name}"):
+            raise _deleted(location, begun, [name])
+        with suppress(FileExistsError, FileNotFoundError):  # it is kept, and may be away now
+            location.write(f"{begun.kept}/{name}", [location.read(name)])
+        SparkLog(location).replace(name, location.read(f"{begun.staged}/{name}").decode())
+    location.write(f"{begun.kept}/{_ALL_EXCHANGED}", [b"all of it is here\n"])
+
+
+def _deleted(location: Storage, begun: Swap, names: list[str]) -> CorruptFileError:
+    return CorruptFileError(
+        f"{location.url}: {', '.join(names)} of {begun.to} is neither there nor in "
+        f"{begun.staged}: somebody has deleted it. Move what is in {begun.kept} back by hand, "
+        f"delete {ROLLBACK_MARKER}, and start the query again"
+    )
 
 
 def _move_out(location: FencedStorage, begun: Swap) -> None:

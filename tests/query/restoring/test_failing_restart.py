@@ -393,6 +393,35 @@ def test_a_driver_that_starts_meanwhile_keeps_its_location(
         others[0].stop()
 
 
+def test_an_epoch_that_another_driver_has_begun_is_not_lost(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was paused while this driver took the query over, and begins an epoch before the swap."""
+    with session_conf(job.spark, {PARTITIONS: "2"}):
+        epoch_of(job)
+        query = writer_of(job).start()
+        query.processAllAvailable()
+        offsets = job.location_path / "offsets"
+        begun = (offsets / "0").read_text()  # without further input
+
+        def late(*arguments: Any) -> None:
+            (offsets / "1").write_text(begun)
+            swap.swap(*arguments)
+
+        monkeypatch.setattr(staging, "swap", late)
+        with pytest.raises(ckpt.errors.FencedError, match="has begun an epoch after epoch 0"):
+            query.rescale(3)
+        assert not query.isActive
+        assert not (job.location_path / "_rollback").exists()
+        assert (offsets / "1").read_text() == begun
+        epoch_of(job)
+        again = writer_of(job).start()
+        again.processAllAvailable()
+        check_numbered(job, 2)
+        assert subtasks_of(again) == {0, 1}
+        again.stop()
+
+
 @pytest.mark.slow
 def test_a_second_start_that_spark_refuses_leaves_the_query_as_it_is(job: Job) -> None:
     """The name is taken. The query is not fenced: it takes checkpoints and is rescaled."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import nullcontext
 from pathlib import Path
@@ -20,7 +20,6 @@ from pyspark_ckpt.query.checkpoint_taker import CheckpointTaker
 from pyspark_ckpt.query.coordinator import CheckpointCoordinator
 from pyspark_ckpt.query.start import QueryStart
 from pyspark_ckpt.query.stopping.drain import LastEpochs
-from pyspark_ckpt.storage.base import FileReference
 from pyspark_ckpt.storage.open import LocalStorage
 from tests.query.harness import (
     BACKEND,
@@ -278,17 +277,18 @@ def test_a_drain_that_is_cut_while_a_file_of_spark_is_away(
     job.feed.add([(k, 10, at(0)) for k in KEYS])
     query = job.start()
     query.processAllAvailable()
-    real_write = LocalStorage.write
+    real_replace = LocalStorage.replace
 
-    def write(self: LocalStorage, relative: str, chunks: Iterable[bytes]) -> FileReference:
+    def replace(self: LocalStorage, relative: str, content: bytes) -> None:
         directory, _, epoch = relative.rpartition("/")
         has_run = lost == "commits" or (job.location_path / "commits" / epoch).exists()
         if directory == lost and has_run:
+            self.delete([relative])  # as elsewhere than on this machine
             raise InterruptedError
-        return real_write(self, relative, chunks)
+        real_replace(self, relative, content)
 
     with monkeypatch.context() as patched:
-        patched.setattr(LocalStorage, "write", write)
+        patched.setattr(LocalStorage, "replace", replace)
         with pytest.raises(InterruptedError):
             query.stopWithSavepoint(drain=True)
     assert len(list(job.location_path.glob("commits/[0-9]*"))) != len(

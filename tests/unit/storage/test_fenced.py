@@ -42,6 +42,7 @@ def _reference(storage: Storage) -> FileReference:
 
 CHANGES: dict[str, Callable[[Storage, Storage], object]] = {
     "write": lambda storage, _: storage.write("new", [b"x"]),
+    "replace": lambda storage, _: storage.replace("new", b"x"),
     "make_directory": lambda storage, _: storage.make_directory("new"),
     "delete": lambda storage, _: storage.delete(["there/a"]),
     "delete_directory": lambda storage, _: storage.delete_directory("there"),

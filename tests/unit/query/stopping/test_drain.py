@@ -19,7 +19,7 @@ from pyspark_ckpt.query.stopping import drain
 from pyspark_ckpt.query.stopping.drain import MAX_EPOCHS, LastEpochs
 from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.storage.base import FileReference
-from pyspark_ckpt.storage.open import LocalStorage
+from pyspark_ckpt.storage.open import LocalStorage, Storage
 from tests.faults.leases import ALONE, LeaseOf
 
 WATERMARK_MS = 5_000
@@ -45,6 +45,9 @@ class Failing(LocalStorage):
     def delete(self, relatives: Iterable[str]) -> None:
         self.step()
         super().delete(relatives)
+
+    def replace(self, relative: str, content: bytes) -> None:
+        Storage.replace(self, relative, content)  # the file is away for a moment
 
     def step(self) -> None:
         if self.steps_left is not None:
@@ -147,7 +150,7 @@ def test_a_timer_beyond_sparks_reach_is_an_error(query: Query, operators: int, t
     assert query.epochs == []
 
 
-STEPS = 13
+STEPS = 16
 """So many times a drain of one epoch changes files: writes, or deletes what is there."""
 
 

@@ -33,24 +33,46 @@ from tests.faults.epochs import OPERATORS
 from tests.faults.leases import ALONE, LeaseOf
 from tests.unit.restore.location.paused import Paused, pausing
 
-OLD = {"commits/9": b"old", "offsets/8": b"old", "offsets/9": b"old", "state/0/9.delta": b"old"}
-NEW = {"commits/9": b"newer", "offsets/9": b"newer", "state/0/9.snapshot": b"newer"}
+
+def entry(parallelism: int, offset: int) -> bytes:
+    conf = f'{{"spark.sql.shuffle.partitions":"{parallelism}"}}'
+    return f'v1\n{{"batchWatermarkMs":0,"batchTimestampMs":1,"conf":{conf}}}\n{offset}'.encode()
+
+
+OLD = {
+    "commits/9": b"old",
+    "offsets/8": entry(2, 80),
+    "offsets/9": entry(2, 90),
+    "state/0/9.delta": b"old",
+}
+NEW = {
+    "commits/9": b"newer",
+    "offsets/8": entry(16, 80),
+    "offsets/9": entry(16, 90),
+    "state/0/9.snapshot": b"newer",
+}
 NAMES = ("commits", "offsets", "state")
 RESTART = Swap(
-    to="4 subtasks",
+    to="16 subtasks",
     kept="_before_restart-1",
     staged="_restarting-1",
+    outgoing=("state",),
+    incoming=("state",),
+    restarts=True,
+    exchanged=("commits/9", "offsets/8", "offsets/9"),
+    epoch=9,
+)
+ROLLBACK = Swap(
+    to="chk-1",
+    kept="_before_rollback-1",
+    staged="_rolling_back-1",
     outgoing=NAMES,
     incoming=NAMES,
-    restarts=True,
-)
-ROLLBACK = msgspec.structs.replace(
-    RESTART, kept="_before_rollback-1", staged="_rolling_back-1", restarts=False
 )
 
 
 PausedObjects = pausing(MemoryStorage, "write", "copy_within")
-PausedDisk = pausing(LocalStorage, "write", "move", "delete")
+PausedDisk = pausing(LocalStorage, "write", "replace", "move", "delete")
 
 
 def paused_and_other(kind: str, directory: Path, at: int) -> tuple[Storage, Storage, Paused]:
@@ -81,8 +103,15 @@ def content(location: Storage) -> dict[str, bytes]:
     return {path: location.read(path) for path in paths}
 
 
+def content_of_winner(location: Storage) -> dict[str, bytes]:
+    """Return the content without what an overtaken driver may do yet: begin an empty epoch."""
+    late = {path for path, text in content(location).items() if b"pyspark_ckpt.restart" in text}
+    assert late <= {"offsets/10"}
+    return {path: text for path, text in content(location).items() if path not in late}
+
+
 kinds = pytest.mark.parametrize("kind", ["objects", "disk"])
-MOST_STEPS = 18
+MOST_STEPS = 22
 
 
 @kinds
@@ -97,7 +126,7 @@ def test_a_start_that_finds_a_restart_under_way_takes_it_over(kind: str, tmp_pat
         except FencedError:
             taken_over += 1
             is_void = at == 2
-            assert content(other) == (OLD if is_void else NEW)
+            assert content_of_winner(other) == (OLD if is_void else NEW)
         else:
             assert content(other) == NEW
         assert begun_swap(other) is None
@@ -118,7 +147,7 @@ def test_a_slow_start_stops_once_another_one_has_taken_over(kind: str, tmp_path:
         paused.meanwhile = finish
         with suppress(FencedError):
             finish_restart(first)
-        assert content(other) == NEW
+        assert content_of_winner(other) == NEW
         assert begun_swap(other) is None
 
 
@@ -144,6 +173,72 @@ def test_a_restart_does_nothing_to_a_driver_that_has_started_meanwhile(
             swap(first, RESTART, LeaseOf(check))
         assert content(other) == OLD
         assert begun_swap(other) is None
+
+
+def begin(location: Storage, epoch: int) -> bool:
+    """Begin an epoch as Spark does, which does not look whether there are later ones."""
+    try:
+        location.write(f"offsets/{epoch}", [entry(2, 1000 + epoch)])
+    except FileExistsError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("is_killed", [False, True], ids=["lives", "killed"])
+@kinds
+def test_an_epoch_that_another_driver_begins_during_a_restart_is_not_lost(
+    kind: str, is_killed: bool, tmp_path: Path
+) -> None:
+    """It begins the next epoch before the restart has reserved it, or not at all."""
+    begun = 0
+    for at in range(1, MOST_STEPS):
+        first, other, paused = paused_and_other(kind, tmp_path / str(at), at)
+        began: list[bool] = []
+
+        def come(other: Storage = other, began: list[bool] = began) -> None:
+            began.append(begin(other, 10))
+            if is_killed:
+                raise KeyboardInterrupt
+
+        paused.meanwhile = come
+        try:
+            swap(first, RESTART, ALONE)
+        except (FencedError, KeyboardInterrupt):
+            finish_restart(other)
+        assert begun_swap(other) is None
+        if any(began):
+            begun += 1
+            is_late = content(other) == {**NEW, "offsets/10": entry(2, 1010)}
+            assert is_late or content(other) == {**OLD, "offsets/10": entry(2, 1010)}
+            assert not is_late or at > 6, "only once the restart is done"
+        else:
+            assert content(other) in (OLD, NEW)
+    assert begun >= 3
+
+
+@pytest.mark.parametrize("epoch", [8, 9])
+def test_a_driver_that_is_late_by_epochs_begins_none_again(epoch: int, tmp_path: Path) -> None:
+    """The entries of the last epochs are never away."""
+    for at in range(1, MOST_STEPS):
+        first, other, paused = paused_and_other("disk", tmp_path / str(at), at)
+        began: list[bool] = []
+        paused.meanwhile = lambda other=other, began=began: began.append(begin(other, epoch))  # type: ignore[misc]
+        swap(first, RESTART, ALONE)
+        assert not any(began)
+        assert content(other) == NEW
+
+
+@kinds
+def test_a_restart_is_void_if_other_drivers_are_many_epochs_further(
+    kind: str, tmp_path: Path
+) -> None:
+    """Spark has deleted the entry of the epoch after the last one since then."""
+    _, location, _ = paused_and_other(kind, tmp_path, 0)
+    begin(location, 120)
+    with pytest.raises(FencedError, match="has begun an epoch after epoch 9"):
+        swap(location, RESTART, ALONE)
+    assert content(location) == {**OLD, "offsets/120": entry(2, 1120)}
+    assert begun_swap(location) is None
 
 
 @kinds
@@ -284,7 +379,7 @@ def test_a_slow_driver_sets_nothing_aside_that_another_one_has_moved_in(
             taken_over += 1
         assert begun_swap(other) is None
         is_void = wanted.restarts and at == 2  # it was not claimed yet
-        assert content(other) == (OLD if is_void else NEW)
+        assert content_of_winner(other) == (OLD if is_void else NEW)
     assert taken_over > 20
 
 
