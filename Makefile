@@ -19,7 +19,7 @@ demo: $(VENV)/.demo java ## Set up everything and run the main job on the New Yo
 	$(BIN)/python -m examples.flights $(ARGS)
 
 SPREAD := $(BIN)/python -m pytest --numprocesses 3 --dist worksteal
-test: $(CLASSES) ## Set up everything and run the tests, three at a time; eight minutes on two cores
+test: $(CLASSES) ## Set up everything and run the tests, three at a time; six minutes on two cores
 	$(SPREAD) $(ARGS)
 
 test-all: $(CLASSES) ## Run the slow ones too, as CI does; 25 minutes

@@ -8,11 +8,13 @@ was written last, as Spark's does when an epoch of a subtask runs twice.
 from __future__ import annotations
 
 import json
+import re
 
 from pyspark_ckpt.formats.handle import Handle, decode_handle, encode_handle
 from tests.simulation.disk import Disk, DiskPath, _Directory, _File
 
 _VERSION = "v1"
+_NUMBERED = re.compile(r"[0-9]")  # no temporary file of the library
 
 RETAINED = 15
 """How many entries of a log, and versions of a store, Spark keeps at least."""
@@ -57,8 +59,11 @@ class SparkFiles:
         stores = [f"state/0/{name}" for name in self._names("state/0")]
         for directory in ("offsets", "commits", *stores):
             found = self._disk.find(self._parts(directory))
-            if isinstance(found, _Directory) and len(found.names) > 2 * RETAINED:
-                for name in sorted(found.names, key=_number)[:-RETAINED]:
+            if not isinstance(found, _Directory):
+                continue
+            names = [name for name in found.names if _NUMBERED.match(name)]
+            if len(names) > 2 * RETAINED:
+                for name in sorted(names, key=_number)[:-RETAINED]:
                     del found.names[name]
                 found.durable = dict(found.names)
         return is_first
