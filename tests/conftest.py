@@ -145,6 +145,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.get_closest_marker("own_jvm") is None)
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Give the handler of ``caplog`` its format back.
+
+    A logger of PySpark gives the format of its own to each handler that it gets.
+    """
+    plugin = item.config.pluginmanager.get_plugin("logging-plugin")
+    plugin.caplog_handler.setFormatter(plugin.formatter)
+
+
 def _time_limit_s(item: pytest.Item) -> int:
     if item.get_closest_marker("soak") or item.get_closest_marker("external"):
         return SOAK_TIME_LIMIT_S

@@ -604,9 +604,9 @@ class CheckpointedQuery(StreamingQuery):
         """Give the running query another number of subtasks.
 
         The query stops between two epochs, its state is divided anew, and it starts again at the
-        same location and into the same sink. No row is lost or written twice. This object stays the
-        query: `id` and epoch numbers continue, and `runId` changes. Listeners stay, and a thread in
-        :meth:`awaitTermination` continues to wait.
+        same location and into the same sink. No row is lost or written twice. The first epoch after
+        it has no input. This object stays the query: `id` and epoch numbers continue, and `runId`
+        changes. Listeners stay, and a thread in :meth:`awaitTermination` continues to wait.
 
         The query has to be written as a function that builds it: see :func:`write_stream`.
 

@@ -327,17 +327,16 @@ class _Change:
 def _take_back(storage: Storage, change: _Change, coordinator: CheckpointCoordinator) -> None:
     """Give the location the content that it had before the restart.
 
-    It raises ``RestoreError`` if the new run has begun an epoch, because the output of that epoch
-    may be written.
+    It raises ``RestoreError`` if the new run has committed the epoch that the restart has begun.
     """
     # A swap that failed in its midst is finished first, whichever step of it was done.
     swapped = change.swapped or finish_restart(storage)
     if swapped is None:
         return
-    begun = SparkLog(storage).begun_epoch()
-    if begun != change.epoch:
+    committed = SparkLog(storage).committed_epoch()
+    if committed != change.epoch:
         raise RestoreError(
-            f"{storage.url}: epoch {begun} was begun after the restart, so its state stays"
+            f"{storage.url}: epoch {committed} was committed after the restart, so its state stays"
         )
     put_back(storage, swapped, coordinator.lease)
 

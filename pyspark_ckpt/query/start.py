@@ -18,6 +18,7 @@ from pyspark_ckpt.checkpoint.query_runner import runner_of
 from pyspark_ckpt.checkpoint.runner import CheckpointRunner
 from pyspark_ckpt.clock import now_ms
 from pyspark_ckpt.errors import PlanError
+from pyspark_ckpt.formats.layout import ROLLBACK_MARKER
 from pyspark_ckpt.formats.location_files import read_rolled_back
 from pyspark_ckpt.formats.metadata import CheckpointMetadata, Origin
 from pyspark_ckpt.formats.metadata_file import encode_metadata
@@ -63,7 +64,13 @@ from pyspark_ckpt.restore.location.decision import (
     decide,
     needs_states,
 )
-from pyspark_ckpt.restore.location.facts import Draining, Wanted, inspect, with_states
+from pyspark_ckpt.restore.location.facts import (
+    Draining,
+    Swapping,
+    Wanted,
+    inspect,
+    with_states,
+)
 from pyspark_ckpt.restore.location.sink_path import Continued
 from pyspark_ckpt.restore.location.start_location import StartLocation
 from pyspark_ckpt.restore.location.swap import finish_restart
@@ -253,6 +260,8 @@ class QueryStart:
                 facts = with_states(location.storage, wanted, facts, self._spark)
                 decision = decide(facts, wanted)
             if isinstance(decision, Refuse):
+                if facts.swapping is Swapping.NONE and location.storage.exists(ROLLBACK_MARKER):
+                    continue  # a swap began meanwhile, and some of the facts are not of now
                 raise decision.error
             location.rely_on(facts, records_place=decision.records_place)
             if not isinstance(decision, Finish):

@@ -17,6 +17,7 @@ from dataclasses import replace
 import msgspec
 from pyspark.sql import SparkSession
 
+from pyspark_ckpt.clock import now_ms
 from pyspark_ckpt.formats.handle import Handle
 from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.restore.location.swap import (
@@ -29,7 +30,6 @@ from pyspark_ckpt.restore.plan import RestorePlan
 from pyspark_ckpt.restore.planned import CopiedOperator, MovedOperator, NewOperator
 from pyspark_ckpt.restore.rescale import Seed, move_state
 from pyspark_ckpt.restore.seeding import SCRATCH, place_state, write_commit, write_state
-from pyspark_ckpt.settings import SHUFFLE_PARTITIONS
 from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.spark.own_session import own_session
 from pyspark_ckpt.storage.fenced import Lease
@@ -49,7 +49,8 @@ def change_in_place(
     """Give a stopped query's location the plan's operators; durable on return.
 
     `spark` is not changed. ``FencedError`` is raised if another driver has taken the query over.
-    :func:`put_back` undoes the returned swap until the query has begun another epoch.
+    The query runs an epoch without input next. :func:`put_back` undoes the returned swap until the
+    query has committed that epoch.
     """
     token = secrets.token_hex(6)
     staged = location.child(f"{STAGED_BY_RESTART}{token}")
@@ -61,13 +62,14 @@ def change_in_place(
     }
     seeded = write_state(session, staged.child(SCRATCH), seeds, plan)
     place_state(seeded, staged, seeds, plan, place=location)
-    offsets = _write_offsets(location, staged, plan)
+    kept = f"{KEPT_BY_RESTART}{token}"
+    offsets = _write_offsets(location, staged, plan, kept)
     write_commit(staged, seeded, plan)
     staged.remove_directory(SCRATCH)
     parallelism = plan.started[0].wanted.parallelism
     done = Swap(
         to=f"{parallelism} subtasks",
-        kept=f"{KEPT_BY_RESTART}{token}",
+        kept=kept,
         staged=staged.name,
         outgoing=_SWAPPED,
         incoming=_SWAPPED,
@@ -82,9 +84,13 @@ def change_in_place(
 
 def put_back(location: Storage, done: Swap, lease: Lease) -> None:
     """Undo :func:`change_in_place`, because the query could not be started with it."""
-    back = msgspec.structs.replace(
-        done, to="as before", kept=f"{KEPT_BY_RESTART}{secrets.token_hex(6)}", staged=done.kept
-    )
+    kept = f"{KEPT_BY_RESTART}{secrets.token_hex(6)}"
+    if done.epoch is not None:
+        before = SparkLog(location.child(done.kept)).offsets_entry(done.epoch).parallelism
+        begun = SparkLog(location).offsets_entry(done.epoch + 1)
+        entry = begun if before is None else begun.with_conf(before, kept)
+        location.replace(f"{done.kept}/offsets/{done.epoch + 1}", entry.text().encode())
+    back = msgspec.structs.replace(done, to="as before", kept=kept, staged=done.kept)
     swap(location, back, lease)
     logger.warning("%s is as it was before the restart", location.url)
 
@@ -117,22 +123,22 @@ def _handles(
     ]
 
 
-def _write_offsets(location: Storage, staged: Storage, plan: RestorePlan) -> list[str]:
-    """Write the offsets of the epoch and of the one before it, with the new parallelism.
+def _write_offsets(location: Storage, staged: Storage, plan: RestorePlan, kept: str) -> list[str]:
+    """Write the offsets of the epoch, of those before and after it, with the new parallelism.
 
-    Spark continues from the newest entry, and reads the one before it too. Returns the names.
+    Spark continues from the newest entry, and reads the one before it too. Returns the names of
+    those that replace others.
     """
-    log = SparkLog(location)
-    epochs = [plan.epoch - 1] if location.exists(f"offsets/{plan.epoch - 1}") else []
-    names = []
-    for epoch in [*epochs, plan.epoch]:
-        name = f"offsets/{epoch}"
-        entry = log.offsets_entry(epoch)
-        conf = {
-            **entry.metadata.get("conf", {}),
-            SHUFFLE_PARTITIONS: str(plan.started[0].wanted.parallelism),
-        }
-        text = replace(entry, metadata={**entry.metadata, "conf": conf}).text()
-        staged.write(name, [text.encode()])
-        names.append(name)
+    log, epoch, parallelism = SparkLog(location), plan.epoch, plan.started[0].wanted.parallelism
+    last = log.offsets_entry(epoch)
+    times = {
+        "batchWatermarkMs": plan.watermark_ms,
+        "batchTimestampMs": max(now_ms(), int(last.metadata.get("batchTimestampMs", 0))),
+    }
+    following = replace(last, metadata={**last.metadata, **times}).with_conf(parallelism, kept)
+    staged.write(f"offsets/{epoch + 1}", [following.text().encode()])
+    names = [name for n in (epoch - 1, epoch) if location.exists(name := f"offsets/{n}")]
+    for name in names:
+        entry = log.offsets_entry(int(name.rpartition("/")[2]))
+        staged.write(name, [entry.with_conf(parallelism).text().encode()])
     return names

@@ -70,8 +70,7 @@ class FollowedQuery:
             reason = (
                 "The shadow began at an old checkpoint: trigger one of the query first"
                 if epoch == self._first
-                else "The shadow is too slow: give it more resources. A restart in place keeps "
-                "the newest two only: let the shadow catch up before it"
+                else "The shadow is too slow: give it more resources"
             )
             raise CheckpointAbortedError(
                 f"{self._log.storage.url}: epoch {epoch} can no longer be followed, the query has "

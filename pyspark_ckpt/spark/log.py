@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -25,10 +25,22 @@ NO_OFFSET = "-"
 SOURCE_EVOLUTION = "spark.sql.streaming.queryEvolution.enableSourceEvolution"
 """With it Spark identifies a source by its name, and not by its place in the query."""
 
+_RESERVED_BY = "pyspark_ckpt.restart"
+"""What Spark does not know, in the conf of an epoch's offsets."""
+
 _KNOWN_VERSIONS = {"offsets": ("v1", "v2"), "commits": ("v1", "v2")}
 _MOST_NAMED = 20
 COMPACT = ".compact"
 _NAME = re.compile(r"[0-9]{1,18}(?:\.compact)?")
+
+
+def checksum_of(path: str) -> str:
+    """Return where Hadoop's local file system keeps a file's checksum.
+
+    It is deleted before the file is replaced, because Hadoop would refuse the new content.
+    """
+    directory, _, name = path.rpartition("/")
+    return f"{directory}/.{name}.crc".lstrip("/")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +82,20 @@ class OffsetsEntry:
         """The number of shuffle partitions that the query is bound to."""
         text = self._conf.get(SHUFFLE_PARTITIONS)
         return None if text is None else int(text)
+
+    @property
+    def reserved_by(self) -> str | None:
+        """The swap that began the epoch, which has no input; ``None`` if Spark began it."""
+        swap = self._conf.get(_RESERVED_BY)
+        return None if swap is None else str(swap)
+
+    def with_conf(self, parallelism: int, reserved_by: str | None = None) -> OffsetsEntry:
+        """Return the entry as it is with another parallelism, perhaps of a reserved epoch."""
+        conf = {key: value for key, value in self._conf.items() if key != _RESERVED_BY}
+        conf[SHUFFLE_PARTITIONS] = str(parallelism)
+        if reserved_by is not None:
+            conf[_RESERVED_BY] = reserved_by
+        return replace(self, metadata={**self.metadata, "conf": conf})
 
     @property
     def state_store(self) -> str | None:
@@ -227,10 +253,10 @@ class SparkLog:
         return files
 
     def replace(self, path: str, text: str) -> None:
-        """Replace one of Spark's files with `text`; as :meth:`Storage.replace`."""
-        directory, _, name = path.rpartition("/")
-        # Hadoop's local file system keeps a checksum of each file and would refuse the new one.
-        self.storage.delete([f"{directory}/.{name}.crc".lstrip("/")])
+        """Replace one of Spark's files, unless it has this text; as :meth:`Storage.replace`."""
+        if self.storage.exists(path) and self.storage.read(path) == text.encode():
+            return
+        self.storage.delete([checksum_of(path)])
         self.storage.replace(path, text.encode())
 
     def _entry(self, path: str, epoch: int) -> str:

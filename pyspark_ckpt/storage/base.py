@@ -141,17 +141,16 @@ class Storage(ABC):
     def replace(self, relative: str, content: bytes) -> None:
         """Give a file another content; durable on return.
 
-        Only one process may do so at a time. On this machine the name is never away. Elsewhere the
-        file is away for a moment: whoever calls it has to be able to repeat the call, without the
-        file.
+        On this machine the name is never away. Elsewhere the file is away for a moment: whoever
+        calls it has to be able to repeat the call, without the file.
+
+        Raises
+        ------
+        FileExistsError
+            If somebody else has written the file in that moment.
         """
-        while True:
-            self.delete([relative])
-            try:
-                self.write(relative, [content])
-            except FileExistsError:  # somebody has written it in that moment
-                continue
-            return
+        self.delete([relative])
+        self.write(relative, [content])
 
     @abstractmethod
     def make_directory(self, relative: str) -> None:

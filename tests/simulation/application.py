@@ -322,7 +322,10 @@ class Application:
     def _gather(self, epoch: int) -> EpochContents:
         def handles_of(operator_id: int) -> tuple[Handle, ...]:
             self.world.scheduler.point("read the handles")
-            found = (self.spark.handle(number, epoch + 1) for number in range(self.parallelism))
+            numbers = range(self.parallelism)
+            if not all(self.spark.has_version(number, epoch + 1) for number in numbers):
+                raise OSError(f"Spark's state store has no version {epoch + 1}")  # it is so late
+            found = (self.spark.handle(number, epoch + 1) for number in numbers)
             present = [handle for handle in found if handle is not None]
             return checked_handles(self.files, epoch, operator_id, present)
 
@@ -398,6 +401,8 @@ class Application:
                 timeline.begin(epoch, value)
                 begun = epoch
             value = self.spark.input_of(epoch)
+            if value is None and epoch not in timeline.inputs:
+                timeline.begin(epoch, None)
             self._run_tasks(epoch, value)
             world.scheduler.point("commit an epoch")
             if not self.spark.commit(epoch):
@@ -408,7 +413,7 @@ class Application:
             if world.chance.random() < 0.6:
                 world.scheduler.sleep(world.chance.randrange(1, 30))
 
-    def _run_tasks(self, epoch: int, value: int) -> None:
+    def _run_tasks(self, epoch: int, value: int | None) -> None:
         world, parallelism = self.world, self.parallelism
         errors: dict[int, list[BaseException]] = {number: [] for number in range(parallelism)}
         done: set[int] = set()
@@ -452,9 +457,12 @@ class Application:
         return any(number not in done and number not in alive for number in range(self.parallelism))
 
     def _task(
-        self, executor: Executor, number: int, parallelism: int, epoch: int, value: int
+        self, executor: Executor, number: int, parallelism: int, epoch: int, value: int | None
     ) -> None:
-        """Run one attempt at a subtask's epoch, with the library's code from copy to barrier."""
+        """Run one attempt at a subtask's epoch, with the library's code from copy to barrier.
+
+        In an epoch without input Spark does not call the subtask, and its handle stays.
+        """
         world = self.world
         assert self.query_id is not None
         assert self.storage is not None
@@ -463,6 +471,11 @@ class Application:
         old = known.get((number, epoch)) or self.spark.handle(number, epoch)
         if old is None and epoch > 0 and not self.spark.has_version(number, epoch):
             raise OSError(f"Spark's state store has no version {epoch}")  # a zombie is so late
+        if value is None:
+            self.spark.write_version(number, epoch + 1, old)
+            if old is not None:
+                known[number, epoch + 1] = old
+            return
         storage = open_storage(self.storage.url)
         directory = executor.directory / self.query_id / str(number)
         with open_local_copy(directory, "heap", storage, old) as copy:

@@ -96,6 +96,7 @@ BREAKS: dict[str, list[tuple[Any, str, Any]]] = {
         (swap._Claim, "check", _nothing),
         (swap, "_withdraw_unless_claimed", _never),
     ],
+    "next-epoch-of-a-restart": [(swap, "_reserve", lambda *_: True)],
 }
 """What is replaced to break each line."""
 

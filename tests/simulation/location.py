@@ -44,11 +44,15 @@ class SparkFiles:
             return False  # Spark drops old entries; a driver that is so late finds the newer ones
         return self._add(f"offsets/{epoch}", f"{_VERSION}\n{json.dumps(times)}\n{offset}".encode())
 
-    def input_of(self, epoch: int) -> int:
-        """Return the input that an epoch began with."""
-        content = self._read(f"offsets/{epoch}")
-        assert content is not None
-        return int(json.loads(content.decode().split("\n")[2])["value"])
+    def input_of(self, epoch: int) -> int | None:
+        """Return the input that an epoch began with, ``None`` if its offsets are the last ones."""
+        entries = [self._read(f"offsets/{number}") for number in (epoch - 1, epoch)]
+        before, value = (each and self._value(each) for each in entries)
+        assert value is not None
+        return None if value == before else value
+
+    def _value(self, entry: bytes) -> int:
+        return int(json.loads(entry.decode().split("\n")[2])["value"])
 
     def commit(self, epoch: int) -> bool:
         """Commit an epoch, unless it is committed; return whether this call committed it."""
@@ -81,9 +85,10 @@ class SparkFiles:
         name = f"state/0/{subtask}/{version}.delta"
         self._put(name, encode_handle(handle))
 
-    def write_nothing(self, subtask: int, version: int) -> None:
-        """Write a version of the state store of a subtask that never had a row."""
-        self._put(f"state/0/{subtask}/{version}.delta", b"")
+    def write_version(self, subtask: int, version: int, handle: Handle | None) -> None:
+        """Write a version of the state store of a subtask without rows, as the one before."""
+        content = b"" if handle is None else encode_handle(handle)
+        self._put(f"state/0/{subtask}/{version}.delta", content)
 
     def handle(self, subtask: int, version: int) -> Handle | None:
         """Return the handle in a version of a subtask's state store, ``None`` without one."""
@@ -95,7 +100,7 @@ class SparkFiles:
         return self._version(subtask, version) is not None
 
     def _version(self, subtask: int, version: int) -> bytes | None:
-        for kind in ("delta", "snapshot"):
+        for kind in ("snapshot", "delta"):  # as HDFSBackedStateStoreProvider.loadMap
             content = self._read(f"state/0/{subtask}/{version}.{kind}")
             if content is not None:
                 return content

@@ -73,7 +73,7 @@ class Timeline:
     directory: str
     first: int = 0
     states: list[State] = field(default_factory=list)
-    inputs: dict[int, int] = field(default_factory=dict)
+    inputs: dict[int, int | None] = field(default_factory=dict)
     acknowledged: dict[int, int] = field(default_factory=dict)
     released: set[int] = field(default_factory=set)
     is_moving: bool = False
@@ -84,13 +84,14 @@ class Timeline:
             return {}
         return self.states[epoch - self.first]
 
-    def begin(self, epoch: int, value: int) -> None:
-        """Note the input of an epoch."""
+    def begin(self, epoch: int, value: int | None) -> None:
+        """Note the input of an epoch, ``None`` for an epoch without input."""
         assert epoch not in self.inputs, f"epoch {epoch} has two inputs"
         assert epoch == self.first + len(self.states), f"epoch {epoch} begins out of order"
         self.inputs[epoch] = value
         before = self.after(epoch - 1)
-        self.states.append(changed(before, written(value, KEYS, before)))
+        writes = {} if value is None else written(value, KEYS, before)
+        self.states.append(changed(before, writes))
 
 
 def stored_state(storage: Storage, handle: Handle) -> State:

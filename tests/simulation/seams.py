@@ -125,7 +125,7 @@ def simulated(
         files.commit(0)
         for seed in seeds:
             for number in range(seed.operator.parallelism):  # each partition commits a version
-                files.write_nothing(number, 1)
+                files.write_version(number, 1, None)
             for handle in seed.handles:
                 files.write_handle(handle.subtask, 1, handle)
         return log

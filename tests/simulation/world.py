@@ -79,6 +79,7 @@ class World(Checks):
         self.locations: list[str] = []
         # By a chance of its own: other histories stay as they are.
         self.restarts_in_place = Random(f"restarts {seed}").random() < 0.5
+        self.restarts_beside = Random(f"beside {seed}").random() < 0.3
         self._names = 0
 
     def run(self) -> None:
@@ -124,6 +125,7 @@ class World(Checks):
                 self._start_two_drivers, self._kill_a_start, self._kill_an_executor,
                 self._cut_the_power, self._take_a_savepoint, self._fork, self._roll_back,
                 *[self._restart_in_place] * (3 if self.restarts_in_place else 0),
+                *[self._restart_beside_another] * (3 if self.restarts_beside else 0),
             ])  # fmt: skip
             scheduler.note(f"fate: {fate.__name__.strip('_')}")
             fate()
@@ -248,6 +250,18 @@ class World(Checks):
             self.scheduler.wait(lambda: application.is_changing or application.has_ended, 300)
             self._let_steps_pass(self.chance.randrange(1, 60))
             self.chance.choice([application.kill, lambda: self._pause(application)])()
+
+    def _restart_beside_another(self) -> None:
+        """A paused driver wakes up in the midst of the restart in place of the next one."""
+        last = self._any()
+        last.pause(5_000)
+        started = self._start(last.path, last.restore, last.claim)
+        # At once: the epoch that is next for both has not begun.
+        started.wanted_parallelism = self.chance.choice([1, 2, 3])
+        started.is_restarting = True
+        self.scheduler.wait(lambda: started.is_changing or started.has_ended, 300)
+        self._let_steps_pass(self.chance.randrange(1, 150))
+        last.pause(0)
 
     def _roll_back(self) -> None:
         """Stop a query and put its location back to one of its checkpoints."""

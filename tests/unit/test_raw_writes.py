@@ -31,7 +31,6 @@ REASONS = {
     "restore/location/seedings.py _remove_directories": "only empty ones are removed",
     "restore/location/seedings.py clear": "the fence is looked at in the line before",
     "restore/location/start_location.py clear_leftovers": "files that no driver reads or writes",
-    "restore/location/swap.py _exchange": "Spark's log, over the fenced storage",
     "restore/location/swap.py _remove_marker": DECIDED,
     "restore/location/swap.py swap": "the marker comes before the look: a later driver finds it",
     "restore/rescale.py _write_handles": STAGED,

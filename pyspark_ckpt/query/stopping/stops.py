@@ -169,7 +169,7 @@ class RunStops:
         """Take a checkpoint of the last epoch, unless there is one.
 
         The coordinator takes it when the run ends. If the stop interrupted the epoch, it was
-        committed later than that. The restart leaves only this epoch in Spark's log.
+        committed later than that.
         """
         runner = self._run.runner
         if runner.covers(epoch):

@@ -14,7 +14,7 @@ that starts takes it for void if the driver that wrote the marker has not taken 
 
 A driver that was taken over may still begin an epoch. A restart in place must not lose that epoch,
 so it begins the next epoch itself before the first move, as Spark does: of all drivers only one can
-create the offsets of an epoch. The entry is withdrawn after the last move. `offsets/` and
+create the offsets of an epoch. This epoch has no input; the query runs it first. `offsets/` and
 `commits/` are never moved, so the entries of earlier epochs are never away.
 """
 
@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import secrets
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from itertools import count
 
@@ -32,7 +31,7 @@ from pyspark_ckpt.errors import CorruptFileError, FencedError
 from pyspark_ckpt.formats.layout import ROLLBACK_MARKER, ROLLED_BACK_NAME, SHADOW
 from pyspark_ckpt.formats.location_files import RolledBack, read_small_file, write_rolled_back
 from pyspark_ckpt.log_fields import library_logger
-from pyspark_ckpt.spark.log import SparkLog
+from pyspark_ckpt.spark.log import SparkLog, checksum_of
 from pyspark_ckpt.storage.claims import Claims
 from pyspark_ckpt.storage.fenced import FencedStorage, Lease
 from pyspark_ckpt.storage.open import Storage
@@ -43,11 +42,10 @@ KEPT_BY_RESTART = "_before_restart-"
 STAGED_BY_RESTART = "_restarting-"
 _ALL_MOVED_OUT = "_all_moved_out"
 _ALL_EXCHANGED = "_all_exchanged"
+_RESERVED = "_reserved"
 _CLAIM = "_swap-"
 _LATE = "_late-"
 _FIRST = 1
-_RESERVED_BY = "pyspark_ckpt.restart"
-"""What Spark does not know, in the conf of an epoch's offsets."""
 _VOID = b"void\n"
 
 
@@ -74,7 +72,7 @@ class Swap(msgspec.Struct, frozen=True, kw_only=True):
 
 def is_note(name: str) -> bool:
     """Return whether a name in a kept directory is a note on the swap, and no content."""
-    return name in (_ALL_MOVED_OUT, _ALL_EXCHANGED) or name.startswith((_CLAIM, _LATE))
+    return name in (_ALL_MOVED_OUT, _ALL_EXCHANGED, _RESERVED) or name.startswith((_CLAIM, _LATE))
 
 
 def swap(location: Storage, wanted: Swap, lease: Lease) -> None:
@@ -95,8 +93,8 @@ def swap(location: Storage, wanted: Swap, lease: Lease) -> None:
     if not _carry_out(location, wanted, _Claim(location, wanted, _FIRST)):
         raise FencedError(
             f"{location.url}: another driver has begun an epoch after epoch {wanted.epoch}, so the "
-            "query is not restarted in place. Run a query once at a time: let that driver run it, "
-            "or start the query again once it has ended"
+            "content of the location stays as it is. Run a query once at a time: let that driver "
+            "run it, or start the query again once it has ended"
         )
 
 
@@ -197,8 +195,7 @@ def _carry_out(location: Storage, begun: Swap, claim: _Claim) -> bool:
 
 def _do_rest(location: FencedStorage, begun: Swap) -> bool:
     """Do the steps that were not done; return ``False`` if the swap is void instead."""
-    is_exchanged = location.exists(f"{begun.kept}/{_ALL_EXCHANGED}")
-    if begun.epoch is not None and not is_exchanged and not _reserve(location, begun, begun.epoch):
+    if begun.epoch is not None and not _reserve(location, begun, begun.epoch):
         location.delete([ROLLBACK_MARKER])
         return False
     _move_out(location, begun)
@@ -215,8 +212,6 @@ def _do_rest(location: FencedStorage, begun: Swap) -> bool:
     if begun.rolled_back:
         write_rolled_back(location, begun.rolled_back)
     _exchange(location, begun)
-    if begun.epoch is not None:
-        _withdraw(location, begun, begun.epoch)
     location.delete_directory(begun.staged)
     location.delete([ROLLBACK_MARKER])
     return True
@@ -225,33 +220,27 @@ def _do_rest(location: FencedStorage, begun: Swap) -> bool:
 def _reserve(location: FencedStorage, begun: Swap, epoch: int) -> bool:
     """Begin the epoch after the last one, unless that is done, so that no other driver does.
 
-    Its offsets are those of the last epoch, and name the swap. Returns whether no other driver has
-    begun an epoch: then none does until :func:`_withdraw`.
+    Returns whether no other driver has begun an epoch. Once it has been so, the swap is never void.
     """
-    if not location.exists(f"{begun.staged}/offsets/{epoch}"):
-        raise _deleted(location, begun, [f"offsets/{epoch}"])
-    last = SparkLog(location.child(begun.staged)).offsets_entry(epoch)
-    conf = {**last.metadata.get("conf", {}), _RESERVED_BY: begun.kept}
-    entry = replace(last, metadata={**last.metadata, "conf": conf})
-    with suppress(FileExistsError):
-        location.write(f"offsets/{epoch + 1}", [entry.text().encode()])
-    # Spark may have deleted the entry of another driver, which is many epochs further.
-    if SparkLog(location).begun_epoch() == epoch + 1 and _is_reserved(location, begun, epoch):
+    note, name = f"{begun.kept}/{_RESERVED}", f"offsets/{epoch + 1}"
+    if location.exists(note):
         return True
-    _withdraw(location, begun, epoch)
-    return False
-
-
-def _withdraw(location: FencedStorage, begun: Swap, epoch: int) -> None:
-    """Let any driver begin the epoch after the last one."""
-    name = f"offsets/{epoch + 1}"
-    if location.exists(name) and _is_reserved(location, begun, epoch):
-        location.delete([name])
-
-
-def _is_reserved(location: FencedStorage, begun: Swap, epoch: int) -> bool:
-    conf = SparkLog(location).offsets_entry(epoch + 1).metadata.get("conf", {})
-    return bool(conf.get(_RESERVED_BY) == begun.kept)
+    staged = f"{begun.staged}/{name}"
+    if not location.exists(staged):
+        raise _deleted(location, begun, [name])
+    log = SparkLog(location)
+    if (log.begun_epoch() or 0) > epoch + 1:
+        return False  # many epochs further Spark deletes the entry of the other driver
+    try:
+        location.write(name, [location.read(staged)])
+    except FileExistsError:
+        reserved_by = log.offsets_entry(epoch + 1).reserved_by
+        if reserved_by == begun.staged:  # by the swap that this one undoes
+            location.replace(name, location.read(staged))
+        elif reserved_by != begun.kept:
+            return False
+    location.write(note, [b"the next epoch has begun\n"])
+    return True
 
 
 def _exchange(location: FencedStorage, begun: Swap) -> None:
@@ -263,7 +252,9 @@ def _exchange(location: FencedStorage, begun: Swap) -> None:
             raise _deleted(location, begun, [name])
         with suppress(FileExistsError, FileNotFoundError):  # it is kept, and may be away now
             location.write(f"{begun.kept}/{name}", [location.read(name)])
-        SparkLog(location).replace(name, location.read(f"{begun.staged}/{name}").decode())
+        # A start that has looked at the old file finds another one, also with the same content.
+        location.delete([checksum_of(name)])
+        location.replace(name, location.read(f"{begun.staged}/{name}"))
     location.write(f"{begun.kept}/{_ALL_EXCHANGED}", [b"all of it is here\n"])
 
 

@@ -26,6 +26,7 @@ from pyspark_ckpt.restore.location.swap import (
     remove_leftovers_of_restarts,
     swap,
 )
+from pyspark_ckpt.spark.log import OffsetsEntry
 from pyspark_ckpt.storage.fenced import FencedStorage
 from pyspark_ckpt.storage.memory import MemoryStorage
 from pyspark_ckpt.storage.open import LocalStorage, Storage
@@ -34,9 +35,10 @@ from tests.faults.leases import ALONE, LeaseOf
 from tests.unit.restore.location.paused import Paused, pausing
 
 
-def entry(parallelism: int, offset: int) -> bytes:
-    conf = f'{{"spark.sql.shuffle.partitions":"{parallelism}"}}'
-    return f'v1\n{{"batchWatermarkMs":0,"batchTimestampMs":1,"conf":{conf}}}\n{offset}'.encode()
+def entry(parallelism: int, offset: int, reserved_by: str | None = None) -> bytes:
+    metadata = {"batchWatermarkMs": 0, "batchTimestampMs": 1, "conf": {}}
+    plain = OffsetsEntry(metadata, (str(offset),))
+    return plain.with_conf(parallelism, reserved_by).text().encode()
 
 
 OLD = {
@@ -49,8 +51,10 @@ NEW = {
     "commits/9": b"newer",
     "offsets/8": entry(16, 80),
     "offsets/9": entry(16, 90),
+    "offsets/10": entry(16, 90, "_before_restart-1"),
     "state/0/9.snapshot": b"newer",
 }
+"""The restart has begun the next epoch."""
 NAMES = ("commits", "offsets", "state")
 RESTART = Swap(
     to="16 subtasks",
@@ -71,7 +75,7 @@ ROLLBACK = Swap(
 )
 
 
-PausedObjects = pausing(MemoryStorage, "write", "copy_within")
+PausedObjects = pausing(MemoryStorage, "write", "copy_within", "delete")
 PausedDisk = pausing(LocalStorage, "write", "replace", "move", "delete")
 
 
@@ -103,15 +107,8 @@ def content(location: Storage) -> dict[str, bytes]:
     return {path: location.read(path) for path in paths}
 
 
-def content_of_winner(location: Storage) -> dict[str, bytes]:
-    """Return the content without what an overtaken driver may do yet: begin an empty epoch."""
-    late = {path for path, text in content(location).items() if b"pyspark_ckpt.restart" in text}
-    assert late <= {"offsets/10"}
-    return {path: text for path, text in content(location).items() if path not in late}
-
-
 kinds = pytest.mark.parametrize("kind", ["objects", "disk"])
-MOST_STEPS = 22
+MOST_STEPS = 26
 
 
 @kinds
@@ -126,7 +123,7 @@ def test_a_start_that_finds_a_restart_under_way_takes_it_over(kind: str, tmp_pat
         except FencedError:
             taken_over += 1
             is_void = at == 2
-            assert content_of_winner(other) == (OLD if is_void else NEW)
+            assert content(other) == (OLD if is_void else NEW)
         else:
             assert content(other) == NEW
         assert begun_swap(other) is None
@@ -147,7 +144,7 @@ def test_a_slow_start_stops_once_another_one_has_taken_over(kind: str, tmp_path:
         paused.meanwhile = finish
         with suppress(FencedError):
             finish_restart(first)
-        assert content_of_winner(other) == NEW
+        assert content(other) == NEW
         assert begun_swap(other) is None
 
 
@@ -189,7 +186,7 @@ def begin(location: Storage, epoch: int) -> bool:
 def test_an_epoch_that_another_driver_begins_during_a_restart_is_not_lost(
     kind: str, is_killed: bool, tmp_path: Path
 ) -> None:
-    """It begins the next epoch before the restart has reserved it, or not at all."""
+    """It begins the next epoch before the restart has begun it, or not at all."""
     begun = 0
     for at in range(1, MOST_STEPS):
         first, other, paused = paused_and_other(kind, tmp_path / str(at), at)
@@ -208,12 +205,56 @@ def test_an_epoch_that_another_driver_begins_during_a_restart_is_not_lost(
         assert begun_swap(other) is None
         if any(began):
             begun += 1
-            is_late = content(other) == {**NEW, "offsets/10": entry(2, 1010)}
-            assert is_late or content(other) == {**OLD, "offsets/10": entry(2, 1010)}
-            assert not is_late or at > 6, "only once the restart is done"
+            assert content(other) == {**OLD, "offsets/10": entry(2, 1010)}
         else:
             assert content(other) in (OLD, NEW)
-    assert begun >= 3
+    assert begun == 3  # before the marker, the claim, and the epoch itself
+
+
+@pytest.mark.parametrize("later", [10, 11])
+@kinds
+def test_a_restart_that_has_begun_is_not_void_whatever_comes(
+    kind: str, later: int, tmp_path: Path
+) -> None:
+    """A driver may write an entry where Spark's own exclusion fails, or run the next epoch."""
+    came = 0
+    for at in range(1, MOST_STEPS):
+        first, other, paused = paused_and_other(kind, tmp_path / str(at), at)
+
+        def come(other: Storage = other, paused: Paused = paused) -> None:
+            if other.exists(f"{RESTART.kept}/_reserved"):
+                other.replace(f"offsets/{later}", entry(2, 1000 + later))
+            raise KeyboardInterrupt
+
+        paused.meanwhile = come
+        with suppress(KeyboardInterrupt):
+            swap(first, RESTART, ALONE)
+        finish_restart(other)
+        assert begun_swap(other) is None
+        found = content(other)
+        if found not in (OLD, NEW):
+            came += 1
+            assert found == {**NEW, f"offsets/{later}": entry(2, 1000 + later)}
+    assert came > 5
+
+
+@kinds
+def test_a_slow_driver_leaves_the_epochs_of_the_run_that_follows(kind: str, tmp_path: Path) -> None:
+    """Another driver finishes the restart and runs on, while the first one is paused."""
+    for at in range(3, MOST_STEPS):
+        first, other, paused = paused_and_other(kind, tmp_path / str(at), at)
+        wanted = {**NEW, "commits/10": b"10", "offsets/11": entry(16, 1011)}
+
+        def run(other: Storage = other) -> None:
+            finish_restart(other)
+            other.write("commits/10", [b"10"])
+            other.write("offsets/11", [entry(16, 1011)])
+
+        paused.meanwhile = run
+        with suppress(FencedError):
+            swap(first, RESTART, ALONE)
+        assert begun_swap(other) is None
+        assert content(other) in (NEW, wanted)
 
 
 @pytest.mark.parametrize("epoch", [8, 9])
@@ -276,7 +317,10 @@ def test_a_failed_step_leaves_an_swap_that_can_be_finished_and_undone(
             assert finished is not None
             assert content(other) == NEW
             put_back(other, finished, ALONE)
-            assert content(other) == OLD
+            (kept,) = {name for name in other.list() if name.startswith("_before_restart-")} - {
+                finished.kept
+            }
+            assert content(other) == {**OLD, "offsets/10": entry(2, 90, kept)}
             assert begun_swap(other) is None
 
 
@@ -379,7 +423,7 @@ def test_a_slow_driver_sets_nothing_aside_that_another_one_has_moved_in(
             taken_over += 1
         assert begun_swap(other) is None
         is_void = wanted.restarts and at == 2  # it was not claimed yet
-        assert content_of_winner(other) == (OLD if is_void else NEW)
+        assert content(other) == (OLD if is_void else NEW)
     assert taken_over > 20
 
 
