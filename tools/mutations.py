@@ -391,6 +391,13 @@ MUTATIONS = (
         "tests/unit/restore/location/test_swap.py -k not_lost",
     ),
     Mutation(
+        "a restart in place that has begun is never void",
+        "pyspark_ckpt/restore/location/swap.py",
+        "    if location.exists(note):",
+        "    if False:",
+        "tests/unit/restore/location/test_swap.py -k not_void",
+    ),
+    Mutation(
         "a start at a location whose content is swapped meanwhile",
         "pyspark_ckpt/restore/location/start_location.py",
         "        if self.storage.exists(ROLLBACK_MARKER) or self._is_swapped():",
