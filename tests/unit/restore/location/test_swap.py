@@ -282,19 +282,23 @@ def test_a_restart_is_void_if_other_drivers_are_many_epochs_further(
     assert begun_swap(location) is None
 
 
+@pytest.mark.parametrize("wanted", [RESTART, ROLLBACK], ids=["restart", "rollback"])
 @kinds
 def test_new_content_that_somebody_has_deleted_is_not_taken_for_moved(
-    kind: str, tmp_path: Path
+    kind: str, wanted: Swap, tmp_path: Path
 ) -> None:
     """The marker and what was moved out stay, for whoever puts it back."""
     for at in range(3, MOST_STEPS):
         first, other, paused = paused_and_other(kind, tmp_path / str(at), at)
-        paused.meanwhile = lambda other=other: other.delete_directory("_restarting-1")  # type: ignore[misc]
+        if wanted is ROLLBACK:
+            for name, text in NEW.items():
+                other.write(f"{wanted.staged}/{name}", [text])
+        paused.meanwhile = lambda other=other: other.delete_directory(wanted.staged)  # type: ignore[misc]
         try:
-            swap(first, RESTART, ALONE)
+            swap(first, wanted, ALONE)
         except (CorruptFileError, OSError):  # the second within the move of a directory
             assert other.exists("_rollback")
-            assert other.files_below("_before_restart-1")
+            assert other.files_below(wanted.kept)
         else:
             assert content(other) == NEW
 
