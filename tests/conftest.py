@@ -148,7 +148,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Give the handler of ``caplog`` its format back.
 
-    A logger of PySpark gives the format of its own to each handler that it gets.
+    PySpark's loggers set a format of their own on each handler that is added to them.
     """
     plugin = item.config.pluginmanager.get_plugin("logging-plugin")
     plugin.caplog_handler.setFormatter(plugin.formatter)

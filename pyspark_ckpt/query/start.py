@@ -261,7 +261,7 @@ class QueryStart:
                 decision = decide(facts, wanted)
             if isinstance(decision, Refuse):
                 if facts.swapping is Swapping.NONE and location.storage.exists(ROLLBACK_MARKER):
-                    continue  # a swap began meanwhile, and some of the facts are not of now
+                    continue  # a swap has begun since the look, so look again
                 raise decision.error
             location.rely_on(facts, records_place=decision.records_place)
             if not isinstance(decision, Finish):

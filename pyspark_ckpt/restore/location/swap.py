@@ -14,8 +14,8 @@ that starts takes it for void if the driver that wrote the marker has not taken 
 
 A driver that was taken over may still begin an epoch. A restart in place must not lose that epoch,
 so it begins the next epoch itself before the first move, as Spark does: of all drivers only one can
-create the offsets of an epoch. This epoch has no input; the query runs it first. `offsets/` and
-`commits/` are never moved, so the entries of earlier epochs are never away.
+create the offsets of an epoch. This epoch has no input; the query runs it first. A restart in place
+does not move `offsets/` and `commits/`, so that a late driver still finds the earlier entries.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Swap(msgspec.Struct, frozen=True, kw_only=True):
     `incoming` is moved out of the second. `rolled_back` are the epochs that are void afterwards.
     `restarts` says that no epoch is lost, so a start finishes the swap by itself. Each file of
     `exchanged` gets the content of the staged file of that name, and the first directory keeps the
-    content before. `epoch` is the last epoch: no other driver begins the next one meanwhile.
+    content before. `epoch` is the last epoch: the next one begins with the staged offsets.
     """
 
     to: str
@@ -220,7 +220,7 @@ def _do_rest(location: FencedStorage, begun: Swap) -> bool:
 def _reserve(location: FencedStorage, begun: Swap, epoch: int) -> bool:
     """Begin the epoch after the last one, unless that is done, so that no other driver does.
 
-    Returns whether no other driver has begun an epoch. Once it has been so, the swap is never void.
+    Returns whether no other driver has begun an epoch. A swap that has begun it is never void.
     """
     note, name = f"{begun.kept}/{_RESERVED}", f"offsets/{epoch + 1}"
     if location.exists(note):
