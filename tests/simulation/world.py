@@ -13,6 +13,7 @@ import shutil
 from pathlib import Path
 from random import Random
 
+from pyspark_ckpt.formats.layout import ROLLBACK_MARKER
 from pyspark_ckpt.formats.modes import SavepointFormat
 from pyspark_ckpt.restarting.rollback import rollback
 from pyspark_ckpt.restore.location.seedings import is_half_seeded
@@ -79,6 +80,7 @@ class World(Checks):
         self.locations: list[str] = []
         # By a chance of its own: other histories stay as they are.
         self.restarts_in_place = Random(f"restarts {seed}").random() < 0.5
+        self.stops_in_swaps = Random(f"swaps {seed}").random() < 0.5
         self.restarts_beside = Random(f"beside {seed}").random() < 0.3
         self._names = 0
 
@@ -248,7 +250,12 @@ class World(Checks):
             self._take_a_savepoint_of(application)
         if self.chance.random() < 0.5:  # in the middle of it
             self.scheduler.wait(lambda: application.is_changing or application.has_ended, 300)
-            self._let_steps_pass(self.chance.randrange(1, 60))
+            if self.stops_in_swaps:
+                path = application.path
+                self.scheduler.wait(lambda: self._is_swapped(path) or application.has_ended, 300)
+                self._let_steps_pass(self.chance.randrange(1, 20))
+            else:
+                self._let_steps_pass(self.chance.randrange(1, 60))
             self.chance.choice([application.kill, lambda: self._pause(application)])()
 
     def _restart_beside_another(self) -> None:
@@ -302,9 +309,13 @@ class World(Checks):
             if application.path == path:
                 application.restore = None
 
-    def _finish_rollback(self, path: str, to: str) -> None:
+    def _is_swapped(self, path: str) -> bool:
         with self.scheduler.quiet():
-            if open_storage(path).exists("_rollback"):
+            return open_storage(path).exists(ROLLBACK_MARKER)
+
+    def _finish_rollback(self, path: str, to: str) -> None:
+        if self._is_swapped(path):
+            with self.scheduler.quiet():
                 rollback(path, to, self.checkpoints_directory)
 
     def _find_moved(self, path: str) -> None:
