@@ -29,6 +29,7 @@ from pyspark_ckpt.operator.plan.parallelism import parallelism_of
 from pyspark_ckpt.operator.rows.input import InputColumns
 from pyspark_ckpt.operator.rows.keys import check_max_parallelism, default_max_parallelism
 from pyspark_ckpt.operator.table.keys import KEY_POSITION
+from pyspark_ckpt.spark.late_watermark import late_watermark_ms
 from pyspark_ckpt.spark.program import check_frame
 from pyspark_ckpt.spark.session import frame_of_groups, is_grouped
 from pyspark_ckpt.values.nesting import same_type
@@ -501,7 +502,10 @@ class KeyedStream:
         if mode is ARROW:
             self._check_key_position(arguments.uid)
         initial = None if initial_state is None else self._initial(initial_state, arguments.uid)
-        return OperatorPlan(self._keyed, self._broadcast, initial, arguments, mode).build()
+        keyed = self._keyed.for_operator(arguments, mode)
+        return OperatorPlan(
+            keyed, self._broadcast, initial, arguments, mode, late_watermark_ms
+        ).build()
 
     def _check_key_position(self, uid: str) -> None:
         columns = self._keyed.columns

@@ -90,6 +90,14 @@ class EpochCounters(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     keys: Annotated[
         int, _in_both("numKeysTouched", "operator_keys", "Keys that had rows or timers")
     ] = 0
+    late_rows: Annotated[
+        int,
+        Counter(
+            "numLateRows",
+            "operator_late_rows",
+            "Input rows that were late, which the processor got as such",
+        ),
+    ] = 0
     reads: Annotated[
         int,
         Counter("numStateReads", "operator_state_reads", "State entries that the processor read"),

@@ -71,13 +71,15 @@ class EpochClock:
     `processing_time_ms` is when the epoch was triggered, and is the same in every attempt.
     `watermark_ms` is ``None`` where the stream has no watermark. `drained_at_ms` says how far
     Spark's watermark was moved to drain the query: every event-time timer is due then, though no
-    state is older than `watermark_ms` says.
+    state is older than `watermark_ms` says. Rows whose event time is not after `late_ms` are late;
+    it is ``None`` where no late row reaches the operator.
     """
 
     mode: TimeMode
     processing_time_ms: int
     watermark_ms: int | None
     drained_at_ms: int | None = None
+    late_ms: int | None = None
 
     @property
     def timer_values(self) -> TimerValues:

@@ -7,6 +7,7 @@ from pyspark_ckpt.settings.keys import (
     PARALLELISM,
     SETTINGS,
     SHUFFLE_PARTITIONS,
+    WATERMARK_PER_OPERATOR,
     Setting,
 )
 from pyspark_ckpt.settings.modes import (
@@ -30,7 +31,8 @@ from pyspark_ckpt.settings.values import MAX_INLINE_BYTES, MIN_MEMORY_BYTES
 
 __all__ = [
     "EPOCH_KEY", "HAND_OVER", "INTERNAL_SETTINGS", "KEYS", "MAX_INLINE_BYTES", "MIN_MEMORY_BYTES",
-    "PARALLELISM", "PREFIX", "RUNTIME_KEY", "SETTINGS", "SHUFFLE_PARTITIONS", "ClaimMode",
-    "HandOver", "HighAvailability", "Materialization", "MetricsReporter", "Retention", "Setting",
-    "Settings", "is_ckpt_option", "read_conf_file", "read_settings",
+    "PARALLELISM", "PREFIX", "RUNTIME_KEY", "SETTINGS", "SHUFFLE_PARTITIONS",
+    "WATERMARK_PER_OPERATOR", "ClaimMode", "HandOver", "HighAvailability", "Materialization",
+    "MetricsReporter", "Retention", "Setting", "Settings", "is_ckpt_option", "read_conf_file",
+    "read_settings",
 ]  # fmt: skip

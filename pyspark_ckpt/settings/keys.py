@@ -20,6 +20,9 @@ PARALLELISM = "spark.ckpt.parallelism.default"
 SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
 """Spark's own setting, which says the parallelism where the library's does not."""
 
+WATERMARK_PER_OPERATOR = "spark.sql.streaming.statefulOperator.allowMultiple"
+"""Spark's own setting; where it is false, all stateful operators of a query have one watermark."""
+
 INTERNAL = "spark.ckpt.internal."
 HAND_OVER = f"{INTERNAL}execution.hand-over"
 

@@ -98,6 +98,11 @@ class OffsetsEntry:
         return replace(self, metadata={**self.metadata, "conf": conf})
 
     @property
+    def watermark_ms(self) -> int:
+        """The query's watermark in the epoch; 0 before there is one."""
+        return int(self.metadata.get("batchWatermarkMs", 0))
+
+    @property
     def state_store(self) -> str | None:
         """The class of Spark's state store provider that the epoch ran with."""
         store = self._conf.get("spark.sql.streaming.stateStore.providerClass")

@@ -46,7 +46,7 @@ from pyspark_ckpt.formats.modes import TimeMode
 from pyspark_ckpt.log_fields import library_logger
 from pyspark_ckpt.operator.descriptor import OperatorDescriptor
 from pyspark_ckpt.sessions.session import session_of
-from pyspark_ckpt.settings import SHUFFLE_PARTITIONS
+from pyspark_ckpt.settings import SHUFFLE_PARTITIONS, WATERMARK_PER_OPERATOR
 from pyspark_ckpt.spark.callback_thread import end_callback_thread, record_callback_thread
 from pyspark_ckpt.spark.query import end_after_epoch
 from pyspark_ckpt.storage.open import LocalStorage, Storage, open_storage
@@ -58,7 +58,6 @@ _given_up: list[_ConfAtStart] = []
 """Of starts that were interrupted before their query came, which may still come."""
 
 _OPERATION_CHECK = "spark.sql.streaming.unsupportedOperationCheck"
-WATERMARK_PER_OPERATOR = "spark.sql.streaming.statefulOperator.allowMultiple"
 _CORRECTNESS_CHECK = "spark.sql.streaming.statefulOperator.checkCorrectness.enabled"
 _ENCODING = "spark.sql.streaming.stateStore.encodingFormat"
 _EMPTY_EPOCHS = "spark.sql.streaming.noDataMicroBatches.enabled"

@@ -18,6 +18,7 @@ from pyspark.sql import types as T
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from pyspark_ckpt.errors import HarnessUseError, PlanError
+from pyspark_ckpt.formats.modes import TimeMode
 from pyspark_ckpt.migration import Migration
 from pyspark_ckpt.operator.descriptor import MigrationDescriptor, OnError, OperatorDescriptor
 from pyspark_ckpt.operator.modes.mode import ARROW, BATCHES, PANDAS, ROWS, Mode, modes_of_class
@@ -194,7 +195,15 @@ class ProcessorHarness:
         )
         subtask = HarnessSubtask(processor, descriptor, root, settings, arguments.migrations)
         subtask.fails_on_lost_attributes = failOnLostAttributes
-        clock = HarnessClock(arguments.time_mode, eventTimeExtractor, subtask.where)
+        keeps_late_rows = arguments.time_mode is TimeMode.EVENT_TIME and hasattr(
+            processor, mode.late_method
+        )
+        clock = HarnessClock(
+            arguments.time_mode,
+            eventTimeExtractor,
+            subtask.where,
+            keeps_late_rows=keeps_late_rows,
+        )
         self._subtask = subtask
         self._input = HarnessInput(
             chosen,
@@ -202,6 +211,7 @@ class ProcessorHarness:
             (conf or {}).get(SESSION_ZONE, "UTC"),
             subtask.where,
             has_event_time=eventTimeExtractor is not None,
+            keeps_late_rows=keeps_late_rows,
             keys_are_columns=not mode.has_key_calls,
             schema=rows_schema,
         )
@@ -1044,8 +1054,8 @@ class HarnessEpochs:
         if forms:
             seen = replace(seen, in_frames=forms == {True})
         given = [(self._input.key(key, seen), rows) for key, rows in input]
-        in_time = [GivenRows(key, *self._clock.in_time(rows)) for key, rows in given if len(rows)]
-        with_rows = [each for each in in_time if len(each.rows)]
+        arriving = [GivenRows(key, *self._clock.arriving(rows)) for key, rows in given if len(rows)]
+        with_rows = [each for each in arriving if len(each.rows)]
         without_rows = [key for key, rows in given if not len(rows)]
         batches = [self._input.batch(seen, with_rows)] if with_rows else []
         return self._epoch(seen, batches, without_rows=without_rows)
@@ -1065,7 +1075,7 @@ class HarnessEpochs:
                 f"{where}: {method} got the key columns {list(key_names)}: name some of {columns}"
             )
         seen = self._input.with_key_names(self._input.with_rows([input]), key_names)
-        rows, times = self._clock.in_time(input)
+        rows, times = self._clock.arriving(input)
         batches = [self._input.batch_of_columns(seen, rows, times)] if len(rows) else []
         return self._epoch(seen, batches)
 

@@ -20,10 +20,19 @@ class HarnessClock:
     """The processing time and the watermark of a harness; both begin at 0.
 
     Without `event_time` a watermark does not exist, and the attribute of that name refuses what is
-    not a number of milliseconds. `ages` says whether a state has a time to live in processing time.
+    not a number of milliseconds. With `keeps_late_rows`, late rows reach the operator, which is
+    told what is late; else they are dropped here, as by Spark. `ages` says whether a state has a
+    time to live in processing time.
     """
 
-    def __init__(self, mode: TimeMode, event_time: EventTime | None, where: str) -> None:
+    def __init__(
+        self,
+        mode: TimeMode,
+        event_time: EventTime | None,
+        where: str,
+        *,
+        keeps_late_rows: bool = False,
+    ) -> None:
         if mode is TimeMode.EVENT_TIME and event_time is None:
             raise TimeModeError(
                 f"{where}: timeMode='EventTime' needs an eventTimeExtractor: give the harness one",
@@ -35,17 +44,23 @@ class HarnessClock:
         self.ages = False
         self.event_time = None if event_time is None else _in_milliseconds(event_time, where)
         self._where = where
+        self._keeps_late_rows = keeps_late_rows
 
     def now(self) -> EpochClock:
         """Return the times of an epoch that begins now."""
-        return EpochClock(self.mode, self.processing_time_ms, self.watermark_ms)
+        return EpochClock(
+            self.mode,
+            self.processing_time_ms,
+            self.watermark_ms,
+            late_ms=self.watermark_ms if self._keeps_late_rows else None,
+        )
 
-    def in_time(self, rows: Given) -> tuple[Given, Sequence[int | None]]:
-        """Return the rows of a list, frame or table that are not late, with their event times."""
+    def arriving(self, rows: Given) -> tuple[Given, Sequence[int | None]]:
+        """Return the rows of a list, frame or table that reach the operator, with their times."""
         if self.event_time is None:
             return rows, [None] * len(rows)
         times = [self.event_time(row) for row in each_row(rows)]
-        if self.mode is not TimeMode.EVENT_TIME:
+        if self.mode is not TimeMode.EVENT_TIME or self._keeps_late_rows:
             return rows, times
         kept = [time is None or time > (self.watermark_ms or 0) for time in times]
         left = [time for time, is_kept in zip(times, kept, strict=True) if is_kept]

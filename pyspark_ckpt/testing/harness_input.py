@@ -105,6 +105,7 @@ class HarnessInput:
         where: str,
         *,
         has_event_time: bool,
+        keeps_late_rows: bool,
         keys_are_columns: bool,
         schema: T.StructType | None = None,
     ) -> None:
@@ -113,6 +114,7 @@ class HarnessInput:
         self._max_parallelism = max_parallelism
         self._where = where
         self._has_event_time = has_event_time
+        self._keeps_late_rows = keeps_late_rows
         self._keys_are_columns = keys_are_columns
         self._is_fixed = schema is not None
 
@@ -134,7 +136,8 @@ class HarnessInput:
             name = f"{_HIDDEN}event time"
             derived[name] = name
             fields.append(T.StructField(name, T.TimestampType(), metadata={WATERMARK_DELAY: 0}))
-        return HarnessColumns(T.StructType(fields), names, self.time_zone, derived)
+        columns = HarnessColumns(T.StructType(fields), names, self.time_zone, derived)
+        return columns.with_late_rows() if self._keeps_late_rows else columns
 
     def key(self, key: Any, seen: SeenColumns | None = None) -> HarnessKey:
         """Return a key from its value, or from the tuple of values of several key columns."""
@@ -296,7 +299,7 @@ class HarnessMode:
     """An input mode whose output is kept for the test, and that calls keys without rows, too."""
 
     def __init__(self, calls: Calls, output: KeptOutput, without_rows: pa.RecordBatch) -> None:
-        self.method, self.form = calls.method, calls.form
+        self.method, self.late_method, self.form = calls.method, calls.late_method, calls.form
         self.calls_once_per_part = calls.calls_once_per_part
         self.columns = calls.columns
         self._calls = calls

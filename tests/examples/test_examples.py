@@ -31,8 +31,8 @@ def module(path: Path) -> ModuleType:
     return importlib.import_module(f"examples.{path.stem}")
 
 
-def test_there_are_eight_short_examples() -> None:
-    assert len(EXAMPLES) == 8
+def test_there_are_nine_short_examples() -> None:
+    assert len(EXAMPLES) == 9
     assert max(path.read_text().count("\n") for path in EXAMPLES) < MOST_LINES
 
 

@@ -105,6 +105,7 @@ class CapturedClock(msgspec.Struct, frozen=True, kw_only=True):
     processing_time_ms: int
     watermark_ms: int | None
     drained_at_ms: int | None = None
+    late_ms: int | None = None
 
 
 class Released(msgspec.Struct, frozen=True, kw_only=True):

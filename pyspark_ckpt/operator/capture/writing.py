@@ -90,6 +90,7 @@ class EpochOfTask:
                 processing_time_ms=clock.processing_time_ms,
                 watermark_ms=clock.watermark_ms,
                 drained_at_ms=clock.drained_at_ms,
+                late_ms=clock.late_ms,
             ),
             program=self.program,
             completed_checkpoint_id=processing.completed_checkpoint_id,

@@ -20,6 +20,7 @@ from pyspark_ckpt.operator.modes.processors import HANDLES_NO_TIMERS
 from pyspark_ckpt.operator.modes.views import ColumnView, Numbers, View
 from pyspark_ckpt.operator.rows.input import InputColumns
 from pyspark_ckpt.operator.rows.keyed import Key, KeyedRows, keyed_rows
+from pyspark_ckpt.operator.rows.mode import Handle
 from pyspark_ckpt.operator.rows.output import OutputRows
 from pyspark_ckpt.operator.rows.sent_rows import SentRows, taken
 from pyspark_ckpt.operator.state.timers import DueTimer
@@ -51,10 +52,13 @@ class KeyedPart(_Part):
         self._rows_between = view.rows_between(columns, keyed.sent)
 
     def process(
-        self, processor: StatefulProcessor, position: int, timer_values: TimerValues
+        self, handle: Handle, position: int, timer_values: TimerValues
     ) -> Iterable[Any] | None:
-        """Have the processor handle one key."""
-        return processor.handleInputRows(self.keys[position], self.rows(position), timer_values)
+        """Have a method of the processor handle one key."""
+        output: Iterable[Any] | None = handle(
+            self.keys[position], self.rows(position), timer_values
+        )
+        return output
 
     def rows(self, position: int) -> Iterator[Any]:
         """Return the rows of a key as its call gets them."""
@@ -82,20 +86,19 @@ class PartOfAllKeys(_Part):
         keyed = self._keyed
         self.stored: PartKeys = keyed.stored
         """Key group and encoded key of each key."""
-        self._method = view.method
         positions = np.repeat(np.arange(len(keyed.stored)), np.diff(keyed.bounds))
         self._given = view.keys(columns, keyed), view.rows(columns, keyed.sent, positions)
 
     def process(
         self,
-        processor: StatefulProcessor,
+        handle: Handle,
         position: int,  # noqa: ARG002
         timer_values: TimerValues,
     ) -> Iterable[Any] | None:
-        """Have the processor handle all keys; only once, because it may change what it gets."""
+        """Have a method of the processor handle all keys; only once, because it may change them."""
         keys, rows = self._given
         del self._given  # a processor may be done with them long before it has yielded all
-        output: Iterable[Any] | None = getattr(processor, self._method)(keys, rows, timer_values)
+        output: Iterable[Any] | None = handle(keys, rows, timer_values)
         return output
 
     def newest_event_time_ms(self, position: int) -> int | None:  # noqa: ARG002
@@ -128,6 +131,7 @@ class Calls(ABC):
     """A mode of an operator: which calls bring the rows, and as what they are seen there."""
 
     method: str
+    late_method: str
     calls_once_per_part: bool
 
     def __init__(self, view: View, columns: InputColumns, output_rows: OutputRows) -> None:
@@ -165,6 +169,7 @@ class KeyCalls(Calls):
     """A call for each key, with the rows of the key."""
 
     method = "handleInputRows"
+    late_method = "handleLateRows"
     calls_once_per_part = False
 
     def part(self, batches: SentRows) -> KeyedPart:
@@ -187,7 +192,7 @@ class CallsForAllKeys(Calls):
 
     def __init__(self, view: ColumnView, columns: InputColumns, output_rows: OutputRows) -> None:
         super().__init__(view, columns, output_rows)
-        self.method = view.method
+        self.method, self.late_method = view.method, view.late_method
 
     def part(self, batches: SentRows) -> PartOfAllKeys:
         """Return a part of an epoch's rows by their keys."""

@@ -44,6 +44,12 @@ class Mode:
         view: Any = self.view
         return KeyCalls.method if self.has_key_calls else str(view.method)
 
+    @property
+    def late_method(self) -> str:
+        """The method of the processor that gets late rows, if it has it."""
+        view: Any = self.view
+        return KeyCalls.late_method if self.has_key_calls else str(view.late_method)
+
     def of_operator(
         self,
         columns: InputColumns,

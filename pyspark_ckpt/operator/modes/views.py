@@ -56,6 +56,7 @@ class PandasView:
 
     form = RowForm.PANDAS
     method = "handleInputBatch"
+    late_method = "handleLateBatch"
 
     def __init__(self, limits: FrameLimits | None = None) -> None:
         self.limits = limits or FrameLimits()
@@ -103,6 +104,7 @@ class ArrowView:
 
     form = RowForm.ARROW
     method = "handleInputArrow"
+    late_method = "handleLateArrow"
 
     def rows_between(self, columns: InputColumns, sent: Any) -> RowsBetween:
         """Return what gives the rows of a key to a call: one table of them all, which is cut."""

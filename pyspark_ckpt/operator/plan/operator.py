@@ -9,7 +9,7 @@ dropped again. Its time lies in the far future, so that it never holds the query
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
@@ -36,7 +36,7 @@ from pyspark_ckpt.operator.descriptor import (
 from pyspark_ckpt.operator.handover.packing import PACKED_SCHEMA, packed, unpacked
 from pyspark_ckpt.operator.handover.worker import STATE_SCHEMA
 from pyspark_ckpt.operator.modes.calls import Calls
-from pyspark_ckpt.operator.modes.mode import Mode
+from pyspark_ckpt.operator.modes.mode import MODES, Mode
 from pyspark_ckpt.operator.modes.views import FrameLimits
 from pyspark_ckpt.operator.plan.declared import declare_states, parse_schema
 from pyspark_ckpt.operator.plan.hand_over import Decision, decided_hand_over
@@ -49,7 +49,7 @@ from pyspark_ckpt.operator.rows.packed import RowPacking
 from pyspark_ckpt.operator.rows.quarantined import QuarantinedRows
 from pyspark_ckpt.operator.rows.sides import BroadcastRows, InitialRows
 from pyspark_ckpt.operator.run.function import OperatorFunction
-from pyspark_ckpt.operator.run.subtask import SubtaskFunction
+from pyspark_ckpt.operator.run.subtask import LateWatermark, SubtaskFunction
 from pyspark_ckpt.operator.run.user_sources import UserSources
 from pyspark_ckpt.operator.run.wake_rows import WakeRows
 from pyspark_ckpt.operator.run.without_query import BatchFunction
@@ -197,6 +197,14 @@ class KeyedInput:
     max_parallelism: int
     is_combined: bool = False
 
+    def for_operator(self, arguments: OperatorArguments, mode: Mode) -> KeyedInput:
+        """Return the input of one operator; late rows come to a processor that asks for them."""
+        if arguments.time_mode is not TimeMode.EVENT_TIME or not self.df.isStreaming:
+            return self  # no row is late
+        if not hasattr(arguments.processor, mode.late_method):
+            return self
+        return replace(self, columns=self.columns.with_late_rows())
+
     def with_tokens(self) -> DataFrame:
         """Return the rows as they travel: columns, key group and token."""
         key_group = F.pmod(F.hash(*self.columns.key_columns()), F.lit(self.max_parallelism))
@@ -216,6 +224,7 @@ class OperatorPlan:
     initial: KeyedInput | None
     arguments: OperatorArguments
     mode: Mode
+    late_watermark_ms: LateWatermark | None = None
 
     def build(self) -> DataFrame:
         """Return the operator's output."""
@@ -258,6 +267,7 @@ class OperatorPlan:
                     else "call withWatermark on the stream before key_by or groupBy"
                 )
             )
+        self._check_late_method(where)
         if self.broadcast is not None and not hasattr(arguments.processor, "handleBroadcastRows"):
             raise PlanError(
                 f"{where}: {type(arguments.processor).__name__} has no "
@@ -266,6 +276,22 @@ class OperatorPlan:
 
         if arguments.on_error is OnError.QUARANTINE:
             self._check_quarantine(where)
+
+    def _check_late_method(self, where: str) -> None:
+        """Refuse a method for late rows that would never be called."""
+        processor, own = self.arguments.processor, self.mode.late_method
+        name = type(processor).__name__
+        others = {mode.late_method for mode in MODES.values()} - {own}
+        for method in sorted(others):
+            if hasattr(processor, method):
+                raise PlanError(
+                    f"{where}: {name} has {method}, and its late rows come to {own}: rename it"
+                )
+        if hasattr(processor, own) and self.arguments.time_mode is not TimeMode.EVENT_TIME:
+            raise PlanError(
+                f"{where}: {name} has {own}, and in timeMode={self.arguments.time_mode.value!r} no "
+                "row is late: use timeMode='EventTime', or remove the method"
+            )
 
     def _check_quarantine(self, where: str) -> None:
         check_quarantines_keys(self.mode, where)
@@ -350,7 +376,10 @@ class OperatorPlan:
             rows, of_rows = packed(rows)
             packing = (of_rows, RowPacking(sent_schema))
             sent_schema = PACKED_SCHEMA
-        subtask = SubtaskFunction(function, output.arrow_schema, packing)
+        late_watermark_ms = None
+        if self.keyed.columns.keeps_late_rows:
+            late_watermark_ms = self.late_watermark_ms
+        subtask = SubtaskFunction(function, output.arrow_schema, packing, late_watermark_ms)
         processed = in_any_mode(
             rows.withMetadata(TOKEN, metadata)
             .groupBy(TOKEN)

@@ -82,26 +82,34 @@ class Quarantine:
         return self._keys.rows
 
     def handle_rows(
-        self, step: str, call: Call, sent: Callable[[], Any], output: Output, describe: Describe
+        self,
+        step: str,
+        call: Call,
+        sent: Callable[[], Any],
+        output: Output,
+        describe: Describe,
+        *,
+        is_late: bool = False,
     ) -> None:
         """Have the processor handle the rows of the current key, or keep them if it is quarantined.
 
-        If `call` raises, `output` does not get the rows of that call.
+        If `call` raises, `output` does not get the rows of that call. Rows that are kept are late
+        or not when they are released, as they are now.
         """
         if not self._keys.has_current():
             error = self._error_of(call, output)
             if error is None:
                 return
             self._quarantine(step, error, describe)
-        self._keys.keep(sent())
+        self._keys.keep(sent(), is_late=is_late)
 
-    def keep_unheld(self, step: str, error: Exception, sent: Any) -> None:
+    def keep_unheld(self, step: str, error: Exception, sent: Any, *, is_late: bool = False) -> None:
         """Keep the rows of the current key, which has a value that its processor cannot get."""
         if not self._keys.has_current():
             self._releases.arm()
             self._keys.quarantine(step, str(error))
             logger.warning("%s: a key is quarantined: %s", self._where, error)
-        self._keys.keep(sent)
+        self._keys.keep(sent, is_late=is_late)
 
     def fire_timer(self, step: str, call: Call, output: Output, describe: Describe) -> bool:
         """Have the processor handle a timer of the current key; return whether the timer fired."""

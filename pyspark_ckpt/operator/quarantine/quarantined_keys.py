@@ -2,6 +2,7 @@
 
 ``__quarantine`` says of each quarantined key since when and why it is quarantined.
 ``__quarantine_rows`` is the list of its rows, in the order of their arrival, each with its epoch.
+Where late rows reach the operator, each row says whether it was late in that epoch.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from pyspark_ckpt.values.codec import TupleCodec
 KEYS_STATE = LIBRARY_PREFIX
 
 EPOCH_COLUMN = "quarantined_in_epoch"
+LATE_COLUMN = "quarantined_late"
 
 _ERROR = "error"
 
@@ -69,10 +71,11 @@ def comparable(quarantined: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class RowsOfEpoch:
-    """The rows of a quarantined key that came in one epoch, as they were sent."""
+    """Rows of a quarantined key that came in one epoch, as they were sent: all late, or none."""
 
     epoch: int
     sent: Any
+    is_late: bool = False
 
 
 class QuarantinedKeys:
@@ -100,7 +103,8 @@ class QuarantinedKeys:
         self._where = where
         self._keys: ValueState | None = None
         self._rows: ListState | None = None
-        self._row_schema = None if keeping is None else _with_epoch(keeping.schema)
+        self._row_schema = None if keeping is None else _row_schema(keeping)
+        self._says_late = keeping is not None and keeping.keeps_late_rows
         self.found: dict[StoredKey, QuarantinedKey] = self._read_keys(key_groups)
         self._check_continues()
 
@@ -128,10 +132,11 @@ class QuarantinedKeys:
         key = self.found[self._current]
         self._put(msgspec.structs.replace(key, step=step, error=error))
 
-    def keep(self, sent: Any) -> None:
+    def keep(self, sent: Any, *, is_late: bool = False) -> None:
         """Keep rows of the key being worked on, which is quarantined, after those that are kept."""
         assert self._keeping is not None
-        rows = [(self._epoch, *values) for values in self._keeping.values(sent)]
+        came = (self._epoch, is_late) if self._says_late else (self._epoch,)
+        rows = [(*came, *values) for values in self._keeping.values(sent)]
         _, state = self._open_states()
         codec = self._row_codec
         key = self.found[self._current]
@@ -156,9 +161,12 @@ class QuarantinedKeys:
         assert self._keeping is not None
         key_group = int.from_bytes(self._current[0], "big")
         _, state = self._open_states()
+        came = 2 if self._says_late else 1
         return [
-            RowsOfEpoch(epoch, self._keeping.sent([row[1:] for row in rows], key_group))
-            for epoch, rows in groupby(state.get(), key=lambda row: row[0])
+            RowsOfEpoch(
+                epoch, self._keeping.sent([row[came:] for row in rows], key_group), any(is_late)
+            )
+            for (epoch, *is_late), rows in groupby(state.get(), key=lambda row: row[:came])
         ]
 
     def remove(self) -> None:
@@ -250,8 +258,15 @@ class QuarantinedKeys:
         return bytes([state_id])
 
 
-def _with_epoch(schema: T.StructType) -> T.StructType:
-    name = EPOCH_COLUMN
+def _row_schema(keeping: QuarantinedRows) -> T.StructType:
+    came: list[tuple[str, T.DataType]] = [(EPOCH_COLUMN, T.LongType())]
+    if keeping.keeps_late_rows:
+        came.append((LATE_COLUMN, T.BooleanType()))
+    fields = [T.StructField(_free_name(name, keeping.schema), kind) for name, kind in came]
+    return T.StructType([*fields, *keeping.schema.fields])
+
+
+def _free_name(name: str, schema: T.StructType) -> str:
     while name in schema.names:
         name += "_"
-    return T.StructType([T.StructField(name, T.LongType()), *schema.fields])
+    return name

@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import Column, Row
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
@@ -103,6 +104,8 @@ class InputColumns:
         self._types = [_arrow_type(field) for field in schema.fields]
         self._key_indexes = [schema.names.index(name) for name in key_names]
         self._frames_are_exact = False
+        self.keeps_late_rows = False
+        """Whether late rows reach the operator, which Spark drops otherwise."""
         self.event_time_index = event_time_index(schema)
         for field in self._key_fields:
             check_key(field)
@@ -138,8 +141,7 @@ class InputColumns:
             self._named(sent(field.dataType, F.col(sql_name(field.name))), index)
             for index, field in enumerate(self.schema.fields)
         ]
-        # An operator emits at a timer's time, which the watermark has passed: no such row is late.
-        return [*columns, never_late_column()] if self._is_emitted else columns
+        return columns if self._spark_drops_late_rows else [*columns, never_late_column()]
 
     @property
     def arrow_schema(self) -> pa.Schema:
@@ -250,6 +252,24 @@ class InputColumns:
         exact._frames_are_exact = True  # noqa: SLF001
         return exact
 
+    def with_late_rows(self) -> InputColumns:
+        """Return the columns of rows that reach the operator however late they are."""
+        if self.event_time_index is None or self._is_emitted:
+            return self
+        keeping = copy(self)
+        keeping.keeps_late_rows = True
+        return keeping
+
+    def divided_by_time(
+        self, sent: pa.RecordBatch, late_ms: int
+    ) -> tuple[pa.RecordBatch, pa.RecordBatch]:
+        """Return the rows that are late, and the others; a row without event time is not late."""
+        times_us = self._event_times(sent).cast(pa.int64())
+        is_late = pc.less_equal(times_us, late_ms * 1_000).fill_null(False)  # noqa: FBT003  # of Arrow
+        if not is_late.true_count:
+            return sent.slice(0, 0), sent
+        return sent.filter(is_late), sent.filter(pc.invert(is_late))
+
     def pandas_frame(self, sent: pa.RecordBatch) -> pd.DataFrame:
         """Return sent rows in the user's columns, with the dtypes that PySpark's Arrow gives.
 
@@ -299,10 +319,14 @@ class InputColumns:
         """
         if self.event_time_index is None:
             return [None] * (len(bounds) - 1)
+        return newest_ms(self._event_times(sent), bounds)
+
+    def _event_times(self, sent: pa.RecordBatch) -> pa.Array:
+        assert self.event_time_index is not None  # the caller has looked
         column = sent.column(f"c{self.event_time_index}")
         if is_window(self.schema.fields[self.event_time_index].dataType):
             _, column = column.flatten()  # its end
-        return newest_ms(column, bounds)
+        return column
 
     @cached_property
     def _decode_stored_key(self) -> Callable[[bytes], tuple[Any, ...]]:
@@ -391,9 +415,14 @@ class InputColumns:
 
     def _named(self, column: Column, index: int) -> Column:
         name = f"c{index}"
-        if index != self.event_time_index or self._is_emitted:
+        if index != self.event_time_index or not self._spark_drops_late_rows:
             return column.alias(name, metadata={})
         return column.alias(name, metadata={WATERMARK_DELAY: self.watermark_delay_ms})
+
+    @property
+    def _spark_drops_late_rows(self) -> bool:
+        # An operator emits at a timer's time, which the watermark has passed: no such row is late.
+        return not (self.keeps_late_rows or self._is_emitted)
 
     @property
     def _is_emitted(self) -> bool:

@@ -11,6 +11,9 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, TimerVal
 
 from pyspark_ckpt.operator.rows.input import InputColumns
 
+Handle = Callable[[Any, Any, TimerValues], Any]
+"""A method of a processor that gets a key, or all keys, with the rows."""
+
 
 class RowForm(Enum):
     """What the rows of a call are to the processor."""
@@ -28,9 +31,9 @@ class Part(Protocol):
         """Key group and encoded key of each key."""
 
     def process(
-        self, processor: StatefulProcessor, position: int, timer_values: TimerValues
+        self, handle: Handle, position: int, timer_values: TimerValues
     ) -> Iterable[Any] | None:
-        """Have the processor handle the key at a position, or all keys at once."""
+        """Have a method of the processor handle the key at a position, or all keys at once."""
 
     def sent_rows(self, position: int) -> Any:
         """Return the rows of the key at a position as they were sent."""
@@ -55,6 +58,8 @@ class InputMode(Protocol):
 
     method: str
     """The method of the processor that gets the rows."""
+    late_method: str
+    """The method of the processor that gets late rows, if it has it."""
     form: RowForm
     """What the rows are there."""
     calls_once_per_part: bool

@@ -23,6 +23,7 @@ class QuarantinedRows:
 
     def __init__(self, columns: InputColumns) -> None:
         fields = columns.schema.fields
+        self.keeps_late_rows = columns.keeps_late_rows
         self._columns = PackedColumns(columns.schema)
         self._names = columns.arrow_schema.names
         self.schema = T.StructType(list(map(_kept, fields)))

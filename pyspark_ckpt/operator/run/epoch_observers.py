@@ -64,6 +64,7 @@ class EpochObservers:
         quarantine, backend = processing.quarantine, opened.copy.backend
         self.metrics = EpochMetrics(
             rows=processing.rows,
+            late_rows=processing.late_rows,
             keys=processing.keys,
             reads=opened.table.reads,
             cache_hits=opened.table.cache_hits,

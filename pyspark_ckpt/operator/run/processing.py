@@ -113,6 +113,7 @@ class EpochProcessing:
         self._raw = RawState(table)
         self.completed_checkpoint_id: int | None = None
         self.rows = 0
+        self.late_rows = 0
         self.keys = 0
         self.timers_fired = 0
         self.laps = Laps()
@@ -143,7 +144,11 @@ class EpochProcessing:
             if self.quarantine is not None:
                 yield from self._release(self.quarantine)
             for batches in rows.parts:
-                yield from self._process_part(batches)
+                late, has_only_late = self._take_late(batches)
+                if late:
+                    yield from self._process_part(late, self._mode.late_method)
+                if not has_only_late:
+                    yield from self._process_part(batches, self._mode.method)
             yield from self._fire_timers()
             self._end(epoch)
 
@@ -204,32 +209,53 @@ class EpochProcessing:
         call = _once(handler.handleBroadcastRows, rows, self._timer_values)
         yield from self.output.of_calls(self._step, call)
 
-    def _process_part(self, batches: SentRows) -> Iterator[pa.RecordBatch]:
-        part = self._made(batches)
+    def _take_late(self, batches: SentRows) -> tuple[SentRows, bool]:
+        """Take the late rows out of a part of the rows; return them if the processor gets them.
+
+        The second value says that all rows were late. A part without any row has none: a harness
+        has one for keys without rows.
+        """
+        late_ms = self._clock.late_ms
+        if late_ms is None:
+            return [], False
+        self._step = _READING
+        divided = [self._mode.columns.divided_by_time(batch, late_ms) for batch in batches]
+        batches[:] = [in_time for _, in_time in divided if len(in_time)]
+        late = [late for late, _ in divided if len(late)]
+        rows = sum(map(len, late))
+        self.late_rows += rows
+        has_only_late = bool(late) and not batches
+        if hasattr(self._processor, self._mode.late_method):
+            return late, has_only_late
+        self.rows += rows  # a replay of a program without the method: dropped, as by Spark
+        return [], has_only_late
+
+    def _process_part(self, batches: SentRows, method: str) -> Iterator[pa.RecordBatch]:
+        part = self._made(batches, is_late=method == self._mode.late_method)
         if part is None:
             return
         self.part_under_way = part
         at_once = self._mode.calls_once_per_part
         yield from (
-            self._process_at_once(part)
+            self._process_at_once(part, method)
             if at_once
-            else self._process_by_key(cast("PartOfKeys", part))
+            else self._process_by_key(cast("PartOfKeys", part), method)
         )
         self.part_under_way = None
 
     @_making_rows
-    def _made(self, batches: SentRows) -> Part | None:
+    def _made(self, batches: SentRows, *, is_late: bool) -> Part | None:
         """Return a part of the rows, which the table goes on with; ``None`` if no key is left."""
         self._step = _READING
         self.rows += sum(map(len, batches))
-        part = self._part_of(batches)
+        part = self._part_of(batches, is_late=is_late)
         if part is not None:
             self.keys += len(part.stored)
             batches.clear()  # the part has them now
             self._table.begin_part(part.stored)
         return part
 
-    def _part_of(self, batches: SentRows) -> Part | None:
+    def _part_of(self, batches: SentRows, *, is_late: bool) -> Part | None:
         """Return a part of an epoch's rows; a quarantine takes keys that cannot be shown.
 
         ``None`` if it takes all keys.
@@ -245,33 +271,35 @@ class EpochProcessing:
         for key in unheld:
             self._table.begin_part([key.stored])
             self._table.enter(0)
-            self.quarantine.keep_unheld(_READING, key.error, key.sent)
+            self.quarantine.keep_unheld(_READING, key.error, key.sent, is_late=is_late)
         self._table.current.leave()
         self.keys += len(unheld)
         return self._mode.part(rest) if rest else None
 
     @_in_user_code
     @_using_rows
-    def _process_at_once(self, part: Part) -> Iterator[pa.RecordBatch]:
-        self._step = self._mode.method
+    def _process_at_once(self, part: Part, method: str) -> Iterator[pa.RecordBatch]:
+        self._step = method
         current = self._table.current
         if self.states.ages_in_event_time:
             current.event_time_ms = part.newest_event_time_ms(0)
         current.is_many = True
-        call = _once(part.process, self._processor, 0, self._timer_values)
+        handle = getattr(self._processor, method)
+        call = _once(part.process, handle, 0, self._timer_values)
         yield from self.output.of_calls(self._step, call)
         current.leave()
 
     @_in_user_code
     @_using_rows
-    def _process_by_key(self, part: PartOfKeys) -> Iterator[pa.RecordBatch]:
-        self._step = self._mode.method
+    def _process_by_key(self, part: PartOfKeys, method: str) -> Iterator[pa.RecordBatch]:
+        self._step = method
         yield from self.output.of_calls(self._step, self._calls(part), part.stored)
         self._leave_key(_READING)
 
     def _calls(self, part: PartOfKeys) -> Iterator[Iterable[Any] | None]:
         """Have the processor handle the rows of each key; a quarantine takes what it yields."""
         step, table, timer_values = self._step, self._table, self._timer_values
+        handle, is_late = getattr(self._processor, step), step == self._mode.late_method
         needs_event_time, quarantine = self.states.ages_in_event_time, self.quarantine
         for position, key in enumerate(part.keys):
             self._key = key
@@ -279,11 +307,13 @@ class EpochProcessing:
             if needs_event_time:
                 table.current.event_time_ms = part.newest_event_time_ms(position)
             if quarantine is None:
-                yield part.process(self._processor, position, timer_values)
+                yield part.process(handle, position, timer_values)
             else:
-                call = partial(part.process, self._processor, position, timer_values)
+                call = partial(part.process, handle, position, timer_values)
                 sent = partial(part.sent_rows, position)
-                quarantine.handle_rows(step, call, sent, self.output.buffer, self._described)
+                quarantine.handle_rows(
+                    step, call, sent, self.output.buffer, self._described, is_late=is_late
+                )
                 yield None
 
     @_in_user_code
@@ -312,7 +342,15 @@ class EpochProcessing:
             self._table.enter(0)
             if self.states.ages_in_event_time:
                 self._table.current.event_time_ms = part.newest_event_time_ms(0)
-            output: Any = part.process(self._processor, 0, self._timer_values)
+            method = self._mode.late_method if rows.is_late else self._mode.method
+            handle = getattr(self._processor, method, None)
+            if handle is None:
+                raise StateError(
+                    f"{self._where}: a quarantined key has rows that came late, and "
+                    f"{type(self._processor).__name__} has no {method} any more: give it the "
+                    "method, and release the key again"
+                )
+            output: Any = part.process(handle, 0, self._timer_values)
             if isinstance(output, Row | pd.DataFrame | pa.Table | pa.RecordBatch):
                 self.output.buffer.extend(output)  # it refuses what should be yielded
             elif output is not None:

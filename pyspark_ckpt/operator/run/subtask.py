@@ -12,8 +12,9 @@ another store keeps the checkpoint, the note that this store has it.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -69,7 +70,7 @@ from pyspark_ckpt.operator.run.wake_rows import INITIAL_EPOCH
 from pyspark_ckpt.operator.table.catalog import fixed_parts
 from pyspark_ckpt.operator.task_failure import marks_errors
 from pyspark_ckpt.operator.time import EpochClock
-from pyspark_ckpt.settings import HAND_OVER, RUNTIME_KEY, HandOver
+from pyspark_ckpt.settings import HAND_OVER, RUNTIME_KEY, WATERMARK_PER_OPERATOR, HandOver
 from pyspark_ckpt.storage.base import WorkerStorage
 from pyspark_ckpt.storage.open import Storage, open_storage
 
@@ -100,8 +101,14 @@ _RESCALE = (
 _WAYS_OUT = {"subtask": _RESCALE, "parallelism": _RESCALE}
 
 
+LateWatermark = Callable[[Runtime, int, int], int]
+"""From an epoch and the operator's watermark in it to the watermark that tells its late rows."""
+
+
 class SubtaskFunction:
     """The function given to ``applyInPandasWithState``; called once per subtask and epoch.
+
+    `late_watermark_ms` is given if late rows reach the operator.
 
     In a task Spark's worker hands its rows over as Arrow; or, where the driver has decided so, as
     packed rows in frames.
@@ -112,7 +119,9 @@ class SubtaskFunction:
         function: OperatorFunction,
         output_schema: pa.Schema,
         packing: tuple[RowPacking, RowPacking] | None,
+        late_watermark_ms: LateWatermark | None = None,
     ) -> None:
+        self._late_watermark_ms = late_watermark_ms
         self._function = function
         self._descriptor = function.descriptor
         self._output_schema = output_schema
@@ -238,6 +247,11 @@ class SubtaskFunction:
         clock = self._clock(state, runtime)
         where = f"operator {uid!r}, subtask {subtask}"
         number = epoch_of_task(context.getLocalProperty, runtime, clock.processing_time_ms, where)
+        if self._late_watermark_ms is not None:
+            late_ms = state.getCurrentWatermarkMs()
+            if context.getLocalProperty(WATERMARK_PER_OPERATOR) != "false":
+                late_ms = self._late_watermark_ms(runtime, number, late_ms)
+            clock = replace(clock, late_ms=late_ms)
         storage = _checkpoints_storage(runtime, where)
         if runtime.query_subdirectory:
             storage = storage.child(query_id)

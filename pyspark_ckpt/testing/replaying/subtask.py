@@ -220,7 +220,13 @@ class SubtaskReplay:
 
 def _clock(epoch: CapturedEpoch) -> EpochClock:
     clock = epoch.clock
-    return EpochClock(clock.mode, clock.processing_time_ms, clock.watermark_ms, clock.drained_at_ms)
+    return EpochClock(
+        clock.mode,
+        clock.processing_time_ms,
+        clock.watermark_ms,
+        clock.drained_at_ms,
+        clock.late_ms,
+    )
 
 
 def _raise_again(step: str, error: Exception, text: str) -> str:  # noqa: ARG001
@@ -251,6 +257,8 @@ def _function(
     handle, program = epoch.handle, epoch.program
     _check_kind(processor, program.mode, epoch.uid)
     columns = columns_of(program.columns)
+    if epoch.clock.late_ms is not None:
+        columns = columns.with_late_rows()
     calls = calls_of(program, columns, epoch.uid)
     schemas = ParsedSchemas()
     schemas.update({text: struct_type(schema) for text, schema in program.schemas.items()})
