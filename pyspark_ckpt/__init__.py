@@ -46,7 +46,7 @@ from pyspark_ckpt.required_pyspark import check_pyspark
 
 check_pyspark()
 
-from pyspark_ckpt import agg, errors, results
+from pyspark_ckpt import agg, errors, operators, results
 from pyspark_ckpt.api.adoption import disable, enable
 from pyspark_ckpt.api.epoch_function import current_epoch
 from pyspark_ckpt.api.location import Location, location
@@ -98,6 +98,7 @@ __all__ = [
     "key_by",
     "local_files_conf",
     "location",
+    "operators",
     "read_conf_file",
     "results",
     "shadow",

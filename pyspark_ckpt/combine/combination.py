@@ -329,7 +329,7 @@ class _Extreme(_Step):
         self._function = "min" if column.merge is Merge.MIN else "max"
         self._sorted: pa.Array | None = None
         if leaf_of(column.data_type).order is Order.RANKED:
-            self._sorted, ranks = _ranked(self.values)
+            self._sorted, ranks = ranked(self.values)
             self.given = {name: ranks}
         self.wanted = [(name, self._function)]
 
@@ -340,7 +340,7 @@ class _Extreme(_Step):
         return self._sorted.take(whole(found))
 
 
-def _ranked(values: pa.Array) -> tuple[pa.Array, pa.Array]:
+def ranked(values: pa.Array) -> tuple[pa.Array, pa.Array]:
     """Return the different values in Spark's order, and the place of each value among them."""
     if pa.types.is_floating(values.type):
         # Spark takes -0.0 for 0.0, and all NaN for one.
