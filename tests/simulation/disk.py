@@ -350,6 +350,9 @@ class DiskPath:
         there = self.disk.directory(target._parts[:-1])
         self.disk.before_change(self._text, "move")
         here = self.disk.directory(self._parts[:-1])
+        replaced = there.names.get(target.name)
+        if isinstance(replaced, _Directory) and replaced.names:
+            raise OSError(errno.ENOTEMPTY, "not empty", str(target))
         self.disk.rename(here, self.name, there, target.name)
 
     def replace(self, target: DiskPath) -> None:
