@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from pyspark_ckpt.errors import ConfigurationError
+from pyspark_ckpt.errors import CkptError, ConfigurationError
 from pyspark_ckpt.operator.descriptor import Runtime
 from pyspark_ckpt.spark.log import SparkLog
 from pyspark_ckpt.storage.open import open_storage
@@ -39,9 +39,10 @@ def _watermarks_ms(run: str, location: str, epoch: int) -> tuple[int, int]:
     del run
     try:
         log = SparkLog(RetryingStorage(open_storage(location)))
-    except ConfigurationError as exc:
+        return log.offsets_entry(epoch - 1).watermark_ms, log.offsets_entry(epoch).watermark_ms
+    except (CkptError, OSError) as exc:
         raise ConfigurationError(
-            f"{location}: {exc}. Tasks read offsets/ there for a processor that gets late rows: "
-            "install the library in the executors' Python too, or remove the method for late rows"
+            f"epoch {epoch}: {exc}. Tasks read offsets/ in {location}, because the processor gets "
+            "late rows: let the executors' Python read the checkpointLocation, as it does the "
+            "directory of checkpoints, or remove the method for late rows"
         ) from exc
-    return log.offsets_entry(epoch - 1).watermark_ms, log.offsets_entry(epoch).watermark_ms

@@ -18,11 +18,15 @@ from pyspark.sql import types as T
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from pyspark_ckpt.errors import HarnessUseError, PlanError
-from pyspark_ckpt.formats.modes import TimeMode
 from pyspark_ckpt.migration import Migration
 from pyspark_ckpt.operator.descriptor import MigrationDescriptor, OnError, OperatorDescriptor
 from pyspark_ckpt.operator.modes.mode import ARROW, BATCHES, PANDAS, ROWS, Mode, modes_of_class
-from pyspark_ckpt.operator.plan.operator import OperatorArguments, check_quarantines_keys
+from pyspark_ckpt.operator.plan.operator import (
+    OperatorArguments,
+    check_late_method,
+    check_quarantines_keys,
+    has_late_method,
+)
 from pyspark_ckpt.operator.quarantine.releases import EVERY_KEY, NO_KEY
 from pyspark_ckpt.operator.rows.input import InputColumns
 from pyspark_ckpt.operator.rows.keys import check_max_parallelism
@@ -195,9 +199,8 @@ class ProcessorHarness:
         )
         subtask = HarnessSubtask(processor, descriptor, root, settings, arguments.migrations)
         subtask.fails_on_lost_attributes = failOnLostAttributes
-        keeps_late_rows = arguments.time_mode is TimeMode.EVENT_TIME and hasattr(
-            processor, mode.late_method
-        )
+        check_late_method(processor, mode, arguments.time_mode, subtask.where)
+        keeps_late_rows = has_late_method(processor, mode.late_method)
         clock = HarnessClock(
             arguments.time_mode,
             eventTimeExtractor,

@@ -149,7 +149,7 @@ class WrittenFailure:
     for each kind of error: the same code, and the same lines.
 
     Timers fire after all rows, and a timer's key may have had some. So rows are kept until the end
-    where timers fire.
+    where timers fire; also for the calls of a key that has late rows, which are in event time.
 
     Once the rows exceed `limit_bytes`, no row is kept for timers.
     """
@@ -250,13 +250,15 @@ class WrittenFailure:
         header = msgspec.structs.replace(
             self._epoch.header(processing), batches=tuple(map(len, parts))
         )
-        is_after_rows = processing.part_under_way is None and bool(touched)
+        is_after_rows = bool(touched) and (
+            processing.part_under_way is None or self._has_late_calls
+        )
         if is_after_rows and self._size_bytes > self._limit_bytes:
             header = msgspec.structs.replace(
                 header,
                 left_out=(
-                    "it failed after its rows, and they are too many to be kept for that, more "
-                    f"than {self._limit_bytes} bytes"
+                    "it may have failed after some of its rows, and they are too many to be kept "
+                    f"for that, more than {self._limit_bytes} bytes"
                 ),
             )
         before = stored_entries(self._backend, self._epoch.handle.states, touched)
@@ -275,9 +277,13 @@ class WrittenFailure:
         assert self._table is not None
         part, current = processing.part_under_way, self._table.current
         if part is not None and self._epoch.mode.calls_once_per_part:
+            if self._has_late_calls:
+                return self._with_their_rows(part.stored)
             return dict.fromkeys(part.stored), [[self._sent_columns(part.sent_rows(0))]]
         if part is not None:
             place = current.position if row is None else processing.output.origins.place_of(row)
+            if self._has_late_calls:
+                return self._with_their_rows([part.stored[place]])
             return {part.stored[place]: None}, [[self._sent_columns(part.sent_rows(place))]]
         if processing.timers_under_way:
             return self._with_their_rows(processing.timers_under_way)
@@ -287,6 +293,11 @@ class WrittenFailure:
         if current.key_group is None:
             return {}, []
         return self._with_their_rows([(current.key_group, current.key)])
+
+    @property
+    def _has_late_calls(self) -> bool:
+        """Whether a key may have had a call for its late rows before the one that failed."""
+        return self._epoch.clock.late_ms is not None
 
     def _with_their_rows(
         self, keys: Iterable[StoredKey]

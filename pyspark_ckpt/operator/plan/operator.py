@@ -8,6 +8,7 @@ dropped again. Its time lies in the far future, so that it never holds the query
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -187,6 +188,41 @@ def check_quarantines_keys(mode: Mode, where: str) -> None:
         )
 
 
+def has_late_method(processor: object, method: str) -> bool:
+    """Return whether a processor has a method for late rows; ``None`` in its place is none."""
+    return callable(getattr(processor, method, None))
+
+
+def check_late_method(
+    processor: StatefulProcessor, mode: Mode, time_mode: TimeMode, where: str
+) -> None:
+    """Refuse a method for late rows that would never be called, or that cannot be called."""
+    name, own = type(processor).__name__, mode.late_method
+    for method in sorted({each.late_method for each in MODES.values()} - {own}):
+        if has_late_method(processor, method):
+            raise PlanError(
+                f"{where}: {name} has {method}, and its late rows come to {own}: rename it"
+            )
+    if not has_late_method(processor, own):
+        return
+    if time_mode is not TimeMode.EVENT_TIME:
+        raise PlanError(
+            f"{where}: {name} has {own}, and in timeMode={time_mode.value!r} no row is late: use "
+            "timeMode='EventTime', or give the method another name"
+        )
+    try:
+        signature = inspect.signature(getattr(processor, own), follow_wrapped=False)
+    except (TypeError, ValueError):  # a callable that does not say
+        return
+    try:
+        signature.bind(None, None, None)
+    except TypeError as exc:
+        raise PlanError(
+            f"{where}: {name}.{own}{signature} cannot be called ({exc}): late rows come to it as "
+            f"rows come to {mode.method}, so give it the same parameters, or another name"
+        ) from exc
+
+
 @dataclass(frozen=True, slots=True)
 class KeyedInput:
     """A DataFrame partitioned by key; `is_combined` if it has the partial rows of others."""
@@ -201,7 +237,7 @@ class KeyedInput:
         """Return the input of one operator; late rows come to a processor that asks for them."""
         if arguments.time_mode is not TimeMode.EVENT_TIME or not self.df.isStreaming:
             return self  # no row is late
-        if not hasattr(arguments.processor, mode.late_method):
+        if not has_late_method(arguments.processor, mode.late_method):
             return self
         return replace(self, columns=self.columns.with_late_rows())
 
@@ -267,7 +303,15 @@ class OperatorPlan:
                     else "call withWatermark on the stream before key_by or groupBy"
                 )
             )
-        self._check_late_method(where)
+        check_late_method(arguments.processor, self.mode, arguments.time_mode, where)
+        if self.keyed.columns.is_emitted and has_late_method(
+            arguments.processor, self.mode.late_method
+        ):
+            raise PlanError(
+                f"{where}: {type(arguments.processor).__name__} has {self.mode.late_method}, and "
+                "behind another operator of this library no row is late: remove the method, or "
+                "have the first operator mark late rows in a column"
+            )
         if self.broadcast is not None and not hasattr(arguments.processor, "handleBroadcastRows"):
             raise PlanError(
                 f"{where}: {type(arguments.processor).__name__} has no "
@@ -276,22 +320,6 @@ class OperatorPlan:
 
         if arguments.on_error is OnError.QUARANTINE:
             self._check_quarantine(where)
-
-    def _check_late_method(self, where: str) -> None:
-        """Refuse a method for late rows that would never be called."""
-        processor, own = self.arguments.processor, self.mode.late_method
-        name = type(processor).__name__
-        others = {mode.late_method for mode in MODES.values()} - {own}
-        for method in sorted(others):
-            if hasattr(processor, method):
-                raise PlanError(
-                    f"{where}: {name} has {method}, and its late rows come to {own}: rename it"
-                )
-        if hasattr(processor, own) and self.arguments.time_mode is not TimeMode.EVENT_TIME:
-            raise PlanError(
-                f"{where}: {name} has {own}, and in timeMode={self.arguments.time_mode.value!r} no "
-                "row is late: use timeMode='EventTime', or remove the method"
-            )
 
     def _check_quarantine(self, where: str) -> None:
         check_quarantines_keys(self.mode, where)

@@ -25,7 +25,7 @@ from pyspark_ckpt.operator.state.handle import ProcessorHandle
 from pyspark_ckpt.operator.state.kinds import StateKind
 from pyspark_ckpt.operator.state.list import ListState
 from pyspark_ckpt.operator.state.value import ValueState
-from pyspark_ckpt.operator.table.catalog import codec_of
+from pyspark_ckpt.operator.table.catalog import codec_of, struct_type
 from pyspark_ckpt.operator.table.keys import StoredKey
 from pyspark_ckpt.operator.table.stored_keys import encode_key_group
 from pyspark_ckpt.values.codec import TupleCodec
@@ -223,6 +223,13 @@ class QuarantinedKeys:
         assert rows_id is not None  # both are made together
         stored = self._states.catalog.descriptor(rows_id).value_schema
         if stored != self._row_schema.json():
+            if _without_late(struct_type(stored)) == _without_late(self._row_schema):
+                had = "had" if not self._says_late else "had not"
+                raise IncompatibleStateError(
+                    f"{self._where}: {len(self.found)} keys are quarantined by a processor that "
+                    f"{had} a method for late rows: release the keys before the processor gets or "
+                    "loses such a method"
+                )
             raise IncompatibleStateError(
                 f"{self._where}: {len(self.found)} keys are quarantined, whose rows have the "
                 f"schema {stored}; now rows have {self._row_schema.json()}: release the keys "
@@ -264,6 +271,10 @@ def _row_schema(keeping: QuarantinedRows) -> T.StructType:
         came.append((LATE_COLUMN, T.BooleanType()))
     fields = [T.StructField(_free_name(name, keeping.schema), kind) for name, kind in came]
     return T.StructType([*fields, *keeping.schema.fields])
+
+
+def _without_late(schema: T.StructType) -> list[T.StructField]:
+    return [field for field in schema if not field.name.startswith(LATE_COLUMN)]
 
 
 def _free_name(name: str, schema: T.StructType) -> str:

@@ -35,6 +35,7 @@ from pyspark_ckpt.operator.rows.key_columns import (
 )
 from pyspark_ckpt.operator.rows.sent_rows import Places
 from pyspark_ckpt.operator.time import (
+    MOST_MS,
     WATERMARK_DELAY,
     event_time_index,
     is_emitted,
@@ -252,9 +253,15 @@ class InputColumns:
         exact._frames_are_exact = True  # noqa: SLF001
         return exact
 
+    @property
+    def is_emitted(self) -> bool:
+        """Whether event time comes from an operator of this library rather than a source."""
+        index = self.event_time_index
+        return index is not None and is_emitted(self.schema.fields[index])
+
     def with_late_rows(self) -> InputColumns:
         """Return the columns of rows that reach the operator however late they are."""
-        if self.event_time_index is None or self._is_emitted:
+        if self.event_time_index is None or self.is_emitted:
             return self
         keeping = copy(self)
         keeping.keeps_late_rows = True
@@ -265,7 +272,8 @@ class InputColumns:
     ) -> tuple[pa.RecordBatch, pa.RecordBatch]:
         """Return the rows that are late, and the others; a row without event time is not late."""
         times_us = self._event_times(sent).cast(pa.int64())
-        is_late = pc.less_equal(times_us, late_ms * 1_000).fill_null(False)  # noqa: FBT003  # of Arrow
+        late_us = min(late_ms * 1_000, MOST_MS)
+        is_late = pc.less_equal(times_us, late_us).fill_null(False)  # noqa: FBT003  # of Arrow
         if not is_late.true_count:
             return sent.slice(0, 0), sent
         return sent.filter(is_late), sent.filter(pc.invert(is_late))
@@ -422,13 +430,7 @@ class InputColumns:
     @property
     def _spark_drops_late_rows(self) -> bool:
         # An operator emits at a timer's time, which the watermark has passed: no such row is late.
-        return not (self.keeps_late_rows or self._is_emitted)
-
-    @property
-    def _is_emitted(self) -> bool:
-        """Whether event time comes from an operator of this library rather than a source."""
-        index = self.event_time_index
-        return index is not None and is_emitted(self.schema.fields[index])
+        return not (self.keeps_late_rows or self.is_emitted)
 
 
 def _local_time(text: str) -> datetime:

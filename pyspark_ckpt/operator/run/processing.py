@@ -114,6 +114,7 @@ class EpochProcessing:
         self.completed_checkpoint_id: int | None = None
         self.rows = 0
         self.late_rows = 0
+        self._late_keys: set[StoredKey] = set()
         self.keys = 0
         self.timers_fired = 0
         self.laps = Laps()
@@ -219,13 +220,16 @@ class EpochProcessing:
         if late_ms is None:
             return [], False
         self._step = _READING
-        divided = [self._mode.columns.divided_by_time(batch, late_ms) for batch in batches]
-        batches[:] = [in_time for _, in_time in divided if len(in_time)]
-        late = [late for late, _ in divided if len(late)]
+        late, in_time = [], []
+        while batches:  # one by one, so that not all rows are held twice
+            some_late, rest = self._mode.columns.divided_by_time(batches.pop(0), late_ms)
+            late += [some_late] if len(some_late) else []
+            in_time += [rest] if len(rest) else []
+        batches += in_time
         rows = sum(map(len, late))
         self.late_rows += rows
         has_only_late = bool(late) and not batches
-        if hasattr(self._processor, self._mode.late_method):
+        if callable(getattr(self._processor, self._mode.late_method, None)):
             return late, has_only_late
         self.rows += rows  # a replay of a program without the method: dropped, as by Spark
         return [], has_only_late
@@ -250,7 +254,8 @@ class EpochProcessing:
         self.rows += sum(map(len, batches))
         part = self._part_of(batches, is_late=is_late)
         if part is not None:
-            self.keys += len(part.stored)
+            self.keys += len(part.stored) - len(self._late_keys.intersection(part.stored))
+            self._late_keys = set(part.stored) if is_late else set()
             batches.clear()  # the part has them now
             self._table.begin_part(part.stored)
         return part

@@ -249,7 +249,8 @@ class SubtaskFunction:
         number = epoch_of_task(context.getLocalProperty, runtime, clock.processing_time_ms, where)
         if self._late_watermark_ms is not None:
             late_ms = state.getCurrentWatermarkMs()
-            if context.getLocalProperty(WATERMARK_PER_OPERATOR) != "false":
+            per_operator = context.getLocalProperty(WATERMARK_PER_OPERATOR) or "true"
+            if per_operator.strip().lower() != "false":
                 late_ms = self._late_watermark_ms(runtime, number, late_ms)
             clock = replace(clock, late_ms=late_ms)
         storage = _checkpoints_storage(runtime, where)

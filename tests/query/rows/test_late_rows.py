@@ -206,7 +206,7 @@ def in_time(ran: Ran) -> dict[int, Counter[Any]]:
         pytest.param(in_pandas, {HAND_OVER: "packed"}, marks=pytest.mark.slow),
         pytest.param(in_batches, {}, marks=pytest.mark.soak),
         pytest.param(in_arrow, {}, marks=pytest.mark.slow),
-        pytest.param(in_rows, {PER_OPERATOR: "false"}, marks=pytest.mark.slow),
+        pytest.param(in_rows, {PER_OPERATOR: "False"}, marks=pytest.mark.slow),
         pytest.param(in_rows, {HAND_OVER: "packed"}, marks=pytest.mark.soak),
     ],
 )
@@ -378,7 +378,11 @@ def test_late_rows_of_a_quarantined_key_are_released_as_late(job: Job, tmp_path:
     ("processor", "mode", "says"),
     [
         (Seen, "ProcessingTime", "no row is late: use timeMode='EventTime'"),
-        (type("Wrong", (SeenInArrow,), {"handleLateRows": None}), "EventTime", "rename it"),
+        (
+            type("Wrong", (SeenInArrow,), {"handleLateRows": Seen.handleLateRows}),
+            "EventTime",
+            "rename it",
+        ),
     ],
 )
 def test_a_method_for_late_rows_that_is_never_called_is_refused(
@@ -387,3 +391,62 @@ def test_a_method_for_late_rows_that_is_never_called_is_refused(
     rows = timed_feed(tmp_path / "timed").stream(spark).withWatermark("ts", DELAY)
     with pytest.raises(ckpt.errors.PlanError, match=says):
         ckpt.key_by(rows, "k").transformWithState(processor(), OUTPUT, "Append", mode, uid="op")
+
+
+class Correcting(Audited):
+    """Write down late values, and fail at a value that came late before."""
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        for row in rows:
+            if self.counts.containsKey((True,)):
+                msg = f"{key[0]} has late rows"
+                raise ValueError(msg)
+            yield Row(k=key[0], v=row.v, is_late=False, n=0)
+
+
+@pytest.mark.slow
+def test_the_capture_of_a_failure_has_the_late_rows_of_the_key(job: Job, tmp_path: Path) -> None:
+    feed = timed_feed(tmp_path / "timed")
+    job = job_of(job, feed, Correcting).using({"spark.ckpt.capture.on-failure": "true"})
+    feed.add([("a", 1, at(100)), ("b", 2, at(100))], [("b", 3, at(101))])
+    job.run()
+    feed.add([("b", 4, at(102)), ("a", 5, at(1)), ("a", 6, at(103))])
+    with pytest.raises(ckpt.errors.ProcessorError, match="a has late rows"):
+        job.run()
+    (file,) = (job.checkpoint_path / "captures").iterdir()
+    with pytest.raises(ckpt.errors.ProcessorError, match="a has late rows"):
+        replay(file, Correcting())
+
+
+def test_a_key_with_late_and_other_rows_counts_once(job: Job, tmp_path: Path) -> None:
+    feed = timed_feed(tmp_path / "timed")
+    job = job_of(job, feed, Audited)
+    feed.add([("a", 1, at(100))], [("a", 2, at(101))], [("a", 3, at(1)), ("a", 4, at(102))])
+    query = job.run()
+    progress = query.recentOperatorProgress
+    assert [each["numKeysTouched"] for each in progress if each["numLateRows"]] == [1]
+
+
+def test_behind_another_operator_of_the_library_it_is_refused(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    rows = timed_feed(tmp_path / "timed").stream(spark).withWatermark("ts", DELAY)
+    first = ckpt.key_by(rows, "k").transformWithState(
+        Plain(), "k string, v long, ts timestamp", "Append", "EventTime", eventTimeColumnName="ts",
+        uid="first",
+    )  # fmt: skip
+    with pytest.raises(ckpt.errors.PlanError, match="behind another operator"):
+        ckpt.key_by(first, "k").transformWithState(
+            Seen(), OUTPUT, "Append", "EventTime", uid="second"
+        )
+
+
+class Plain(StatefulProcessor):
+    def init(self, handle: Any) -> None:
+        pass
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        yield from rows
+
+    def close(self) -> None:
+        pass

@@ -182,3 +182,37 @@ def test_an_error_names_the_method() -> None:
     harness.setWatermark(100)
     with pytest.raises(ckpt.errors.ProcessorError, match=r"handleLateRows, key \('a',\)"):
         harness.test("a", [row(-5, 1)])
+
+
+@pytest.mark.parametrize(
+    ("processor", "mode", "says"),
+    [
+        (Audited, "ProcessingTime", "no row is late"),
+        (type("Wrong", (InArrow,), {"handleLateRows": Audited.handleLateRows}), EVENT, "rename it"),
+        (type("Few", (Audited,), {"handleLateRows": lambda self, rows: None}), EVENT, "parameters"),
+    ],
+)
+def test_a_method_that_cannot_be_called_is_refused(processor: Any, mode: str, says: str) -> None:
+    with pytest.raises(ckpt.errors.PlanError, match=says):
+        ProcessorHarness(processor(), timeMode=mode, eventTimeExtractor=lambda row: 0)
+
+
+def test_none_in_its_place_is_no_method() -> None:
+    harness = harness_of(type("Without", (Audited,), {"handleLateRows": None})())
+    harness.setWatermark(100)
+    assert harness.test("a", [row(2, 100)]) == []
+
+
+def test_a_watermark_beyond_all_times() -> None:
+    harness = harness_of(Audited())
+    harness.setWatermark(1 << 62)
+    assert harness.test("a", [row(1, 100)]) == [Row(k="a", what="late", n=1)]
+
+
+def test_a_quarantined_key_is_released_before_the_method_comes_or_goes() -> None:
+    harness = harness_of(Audited(), onError="quarantine")
+    harness.test("a", [row(-1, 50)])
+    other = harness_of(OnlyInTime(), onError="quarantine")
+    other.restore(harness.snapshot())
+    with pytest.raises(ckpt.errors.IncompatibleStateError, match="had a method for late rows"):
+        other.test("b", [row(1, 500)])
