@@ -8,6 +8,7 @@ from benchmarks.runs.case import Workload
 from benchmarks.workloads import (
     growth,
     nexmark,
+    rolling,
     running_count,
     sessions,
     small_epochs,
@@ -30,7 +31,8 @@ WORKLOADS: dict[str, MakeWorkload] = {
     "W6": nexmark.nexmark,
     "W7": running_count.skew,
     "W9": wide_rows.wide_rows,
+    "W10": rolling.rolling,
 }
-DEFAULT = ("W1", "W1F", "W1R", "W2", "W3", "W4", "W5", "W6", "W7", "W9")
+DEFAULT = ("W1", "W1F", "W1R", "W2", "W3", "W4", "W5", "W6", "W7", "W9", "W10")
 WITH_PROGRAMS = ("W1", "W2")
 """Those that are also written for peers that are not Spark queries."""

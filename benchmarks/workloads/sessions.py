@@ -12,6 +12,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
+import pyspark_ckpt as ckpt
 from benchmarks.programs.known import session_programs
 from benchmarks.runs.case import (
     Case,
@@ -72,6 +73,7 @@ def sessions(scale: float, *, with_programs: bool = False) -> Workload:
         )
         for backend in BACKENDS
     ]
+    contenders += [ready_made(backend) for backend in BACKENDS]
     contenders.append(Contender(JVM, Kind.PEER, partial(session_windows, GAP_MS)))
     if with_programs:
         # Row by row, the last of an epoch may be older than its first by all of the epoch.
@@ -112,6 +114,21 @@ def sessions(scale: float, *, with_programs: bool = False) -> Workload:
             for mode in (ROWS, ARROW)
         ],
     )
+
+
+def ready_made(backend: str) -> Contender:
+    """Return the ready-made operator as a contender."""
+
+    def query(df: DataFrame) -> DataFrame:
+        keyed = ckpt.key_by(with_event_time(df), "key")
+        ended = ckpt.operators.sessions(keyed, {"n": ckpt.agg.Count()}, gap=GAP_MS, uid="operator")
+        last_ms = F.unix_millis("end") - GAP_MS
+        return ended.select(
+            "key", F.unix_millis("start").alias("start_ms"), last_ms.alias("last_ms"), "n"
+        )
+
+    options = {"spark.ckpt.state.backend.type": backend}
+    return Contender(f"operators.sessions, {backend}", Kind.OURS, query, options=options)
 
 
 def with_event_time(df: DataFrame) -> DataFrame:
