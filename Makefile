@@ -38,7 +38,7 @@ prove: $(CLASSES) ## Run a long proof, WHAT=torture ARGS="100 --seed 7"; without
 	$(BIN)/python -m tools.prove $(WHAT) $(ARGS)
 
 PEERS := $(if $(findstring --peers,$(ARGS)),.venv-flink/.done .venv-bytewax/.done)
-bench: $(VENV)/.dev $(PEERS) java ## Measure W1 to W9 against PySpark's own operators; hours; ARGS="--workload W1", or --peers
+bench: $(VENV)/.dev $(PEERS) java ## Measure W1 to W10 against PySpark's own operators; hours; ARGS="--workload W1", or --peers
 	$(BIN)/python -m benchmarks $(ARGS)
 
 lint: $(VENV)/.dev ## Check style, types, imports and public docstrings

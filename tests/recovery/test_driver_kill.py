@@ -26,6 +26,7 @@ DEADLINE_SECONDS = 240
 
 
 @pytest.mark.own_jvm
+@pytest.mark.slow
 def test_two_kills(tmp_path: Path) -> None:
     """Scenarios 21 and 32: on the other backend, and back; in a savepoint.
 

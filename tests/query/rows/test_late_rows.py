@@ -202,7 +202,7 @@ def in_time(ran: Ran) -> dict[int, Counter[Any]]:
 @pytest.mark.parametrize(
     ("plan", "conf"),
     [
-        (in_rows, {}),
+        pytest.param(in_rows, {}, marks=pytest.mark.slow),
         pytest.param(in_pandas, {HAND_OVER: "packed"}, marks=pytest.mark.slow),
         pytest.param(in_batches, {}, marks=pytest.mark.soak),
         pytest.param(in_arrow, {}, marks=pytest.mark.slow),
@@ -418,13 +418,16 @@ def test_the_capture_of_a_failure_has_the_late_rows_of_the_key(job: Job, tmp_pat
         replay(file, Correcting())
 
 
-def test_a_key_with_late_and_other_rows_counts_once(job: Job, tmp_path: Path) -> None:
+def test_a_late_row_comes_to_its_method_and_its_key_counts_once(job: Job, tmp_path: Path) -> None:
     feed = timed_feed(tmp_path / "timed")
     job = job_of(job, feed, Audited)
     feed.add([("a", 1, at(100))], [("a", 2, at(101))], [("a", 3, at(1)), ("a", 4, at(102))])
     query = job.run()
     progress = query.recentOperatorProgress
     assert [each["numKeysTouched"] for each in progress if each["numLateRows"]] == [1]
+    assert sorted((row.v, row.is_late, row.n) for row in numbered(job)) == [
+        (1, False, 1), (2, False, 2), (3, True, 1), (4, False, 3),
+    ]  # fmt: skip
 
 
 def test_behind_another_operator_of_the_library_it_is_refused(
