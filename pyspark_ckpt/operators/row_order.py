@@ -11,7 +11,7 @@ from pyspark_ckpt.operator.table.keys import KEY_POSITION
 from pyspark_ckpt.values.given import whole
 from pyspark_ckpt.values.types import Order, leaf_of
 
-_VALUE = "value"
+_HAS, _VALUE = "has value", "value"
 
 
 def in_order(rows: pa.Table, by: T.StructField, *, descending: bool = False) -> pa.Table:
@@ -19,12 +19,8 @@ def in_order(rows: pa.Table, by: T.StructField, *, descending: bool = False) -> 
     values = whole(rows.column(by.name))
     if leaf_of(by.dataType).order is Order.RANKED:
         _, values = ranked(values)
-    order = pc.sort_indices(
-        pa.table({KEY_POSITION: rows.column(KEY_POSITION), _VALUE: values}),
-        sort_keys=[
-            (KEY_POSITION, "ascending"),
-            (_VALUE, "descending" if descending else "ascending"),
-        ],
-        null_placement="at_end" if descending else "at_start",
-    )
-    return rows.take(order)
+    way = "descending" if descending else "ascending"
+    # Not by an option for nulls: PyArrow 25 has another one than the versions before.
+    columns = {KEY_POSITION: rows.column(KEY_POSITION), _HAS: values.is_valid(), _VALUE: values}
+    order = [(KEY_POSITION, "ascending"), (_HAS, way), (_VALUE, way)]
+    return rows.take(pc.sort_indices(pa.table(columns), sort_keys=order))

@@ -35,7 +35,8 @@ def test_counts_are_summed_times_are_those_of_the_slowest(handle: Handle) -> Non
     sizes = progress.pop("subtasks")
     assert progress == {
         "operatorName": "op", "epoch": 6, "backend": "heap", "numSubtasks": 2, "numInputRows": 6,
-        "numKeysTouched": 3, "numStateReads": 4, "numCacheHits": 1, "numStateWrites": 3,
+        "numKeysTouched": 3, "numLateRows": 0, "numStateReads": 4, "numCacheHits": 1,
+        "numStateWrites": 3,
         "numTimersFired": 1, "numExpired": 4, "numRebuilds": 1, "openTimeMs": 9,
         "processTimeMs": 20, "barrierTimeMs": 3, "readTimeMs": 4,
         "userTimeMs": 5, "writeTimeMs": 8, "numRequests": 3, "numPackedHandOvers": 1,
