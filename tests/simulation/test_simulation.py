@@ -19,18 +19,9 @@ NOT_DURABLE = ["115", "10352", "32516"]
 """Seeds that failed once with names that were not durable."""
 
 FAILED_ONCE = [
-    "5",
-    "60",
-    "424",
-    "1046",
-    "1097",
-    "10137",
-    "53851",
-    "64229",
-    "80144",
-    "105807",
-    "109915",
-]
+    "5", "60", "424", "1046", "1097", "10137", "53851", "64229", "80144", "105807", "109915",
+    "139864",
+]  # fmt: skip
 
 
 def simulate(*arguments: str) -> subprocess.CompletedProcess[str]:

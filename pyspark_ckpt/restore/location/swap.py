@@ -287,14 +287,26 @@ def _move_in(location: FencedStorage, begun: Swap, name: str) -> None:
 
     Its task makes the directory of its state store again.
     """
+    staged = f"{begun.staged}/{name}"
     try:
-        location.move(f"{begun.staged}/{name}", name)
+        location.move(staged, name)
+        return
     except FileExistsError:
-        # Two drivers choose the same name. So a driver that is paused before this move cannot move
-        # away the new content: another driver, which has moved that in, has used the name.
-        asides = (f"{begun.kept}/{_LATE}{name}-{number}" for number in count(1))
-        location.move(name, next(path for path in asides if not location.exists(path)))
-        location.move(f"{begun.staged}/{name}", name)
+        # A driver with a lower claim may have moved it in since its own look at the claims.
+        if not location.exists(staged):
+            return
+    # Two drivers choose the same name. So a driver that is paused before this move cannot move
+    # away the new content: another driver, which has moved that in, has used the name.
+    asides = (f"{begun.kept}/{_LATE}{name}-{number}" for number in count(1))
+    aside = next(path for path in asides if not location.exists(path))
+    location.move(name, aside)
+    try:
+        location.move(staged, name)
+    except (FileExistsError, FileNotFoundError):
+        if location.exists(staged):
+            raise  # something came again: the next start continues
+        if not location.exists(name):  # it was moved in just before this driver set it aside
+            location.move(aside, name)
 
 
 def _withdraw_unless_claimed(location: Storage, begun: Swap) -> bool:

@@ -431,6 +431,37 @@ def test_a_slow_driver_sets_nothing_aside_that_another_one_has_moved_in(
     assert taken_over > 20
 
 
+@pytest.mark.parametrize("with_late", [False, True], ids=["nothing late", "late directory"])
+def test_a_move_in_of_a_driver_with_a_lower_claim_is_not_undone(
+    with_late: bool,
+    tmp_path: Path,
+) -> None:
+    """It looked at the claims before this driver claimed, and moves at any of its steps."""
+    moved = 0
+    for at in range(1, MOST_STEPS):
+        first, other, paused = paused_and_other("disk", tmp_path / str(at), at)
+        other.write(ROLLBACK_MARKER, [msgspec.json.encode(RESTART)])
+        other.write("_before_restart-1/_swap-1", [b"a driver with a lower claim"])
+        other.move("state", "_before_restart-1/state")
+        if with_late:
+            (tmp_path / str(at) / "state").mkdir()  # of a task, still empty
+
+        def move_in(at: int = at) -> None:
+            nonlocal moved
+            with suppress(OSError):  # it is done, or there is something at the place
+                (tmp_path / str(at) / "_restarting-1/state").rename(tmp_path / str(at) / "state")
+                moved += 1
+
+        paused.meanwhile = move_in
+        try:
+            finish_restart(first)
+        except FileExistsError:
+            finish_restart(other)
+        assert content(other) == NEW
+        assert begun_swap(other) is None
+    assert moved > 3
+
+
 FIRST_VOID = (RolledBack("q", 7),)
 LATER_VOID = (*FIRST_VOID, RolledBack("q2", 9))
 
