@@ -372,9 +372,16 @@ MUTATIONS = (
     Mutation(
         "a directory that comes while the content is swapped",
         "pyspark_ckpt/restore/location/swap.py",
-        "    except FileExistsError:\n        # Two drivers",
-        "    except ZeroDivisionError:\n        # Two drivers",
+        "    except FileExistsError:\n        # A driver with a lower",
+        "    except ZeroDivisionError:\n        # A driver with a lower",
         "tests/unit/restore/location/test_swap.py -k that_comes",
+    ),
+    Mutation(
+        "new content that a driver with a lower claim has moved in",
+        "pyspark_ckpt/restore/location/swap.py",
+        "        if not location.exists(staged):\n            return\n",
+        "        pass\n",
+        "tests/unit/restore/location/test_swap.py -k lower_claim",
     ),
     Mutation(
         "an epoch that another driver has begun before a restart in place",

@@ -302,7 +302,7 @@ def _move_in(location: FencedStorage, begun: Swap, name: str) -> None:
     location.move(name, aside)
     try:
         location.move(staged, name)
-    except (FileExistsError, FileNotFoundError):
+    except OSError:
         if location.exists(staged):
             raise  # something came again: the next start continues
         if not location.exists(name):  # it was moved in just before this driver set it aside
