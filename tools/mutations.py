@@ -377,10 +377,10 @@ MUTATIONS = (
         "tests/unit/restore/location/test_swap.py -k that_comes",
     ),
     Mutation(
-        "new content that a driver with a lower claim has moved in",
+        "new content that was set aside after a lower claim had moved it in",
         "pyspark_ckpt/restore/location/swap.py",
-        "        if not location.exists(staged):\n            return\n",
-        "        pass\n",
+        "        if not location.exists(name):  # it was moved in",
+        "        if False:  # it was moved in",
         "tests/unit/restore/location/test_swap.py -k lower_claim",
     ),
     Mutation(
